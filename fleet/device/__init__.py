@@ -1,0 +1,1 @@
+"""What runs on a device: numpy, OpenCV, MNN and the standard library only."""

@@ -1,0 +1,280 @@
+"""The MNN interpreter behind one class: opened, checked, run, traced and always released.
+
+MNN fails quietly: a session that could not be built still "runs" in a microsecond and returns an unset
+buffer. So `Session` counts the operators that really executed and refuses to answer when there were none.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fleet.device.errors import EngineError, UserError
+
+Array = npt.NDArray[Any]
+Level = Literal["low", "normal", "high"]
+
+
+@contextlib.contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """Send what native code prints on stdout to stderr: stdout belongs to `--json` output."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+with quiet_stdout():  # the import itself prints a line
+    import MNN
+
+ENGINE_VERSION: str = MNN.version()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """How a session runs; bound to a release as its config version."""
+
+    backend: Literal["CPU", "OPENCL", "VULKAN", "METAL"] = "CPU"
+    threads: int = 1
+    precision: Level = "normal"
+    """low allows fp16 arithmetic where the CPU has it; normal and high compute in fp32."""
+    memory: Level = "normal"
+    """low computes weight-only int8 layers without unpacking them to fp32."""
+
+    def to_dict(self) -> dict[str, str | int]:
+        """A JSON-able record."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """One model input or output as the engine declares it."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Axis order as in the ONNX graph; -1 where the engine does not know the extent."""
+    dtype: str
+    """numpy name: float32, int32, int64, uint8, int8."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpRun:
+    """One operator that executed."""
+
+    name: str
+    type: str
+    """Operator type without the engine's marks, e.g. Convolution, BinaryOp, Raster."""
+    int8: bool
+    """Whether the engine marked it as computing in int8."""
+    duration_ms: float
+
+
+_HALIDE = {
+    "float32": MNN.Halide_Type_Float,
+    "float64": MNN.Halide_Type_Double,
+    "int32": MNN.Halide_Type_Int,
+    "int64": MNN.Halide_Type_Int64,
+    "uint8": MNN.Halide_Type_Uint8,
+}
+_SESSION_MEMORY_MB, _SESSION_MFLOPS = 0, 1  # MNN's SessionInfoCode
+
+
+def _spec(name: str, tensor: Any) -> TensorSpec:
+    shape = tuple(int(n) for n in tensor.getShape())
+    known = all(n > 0 for n in shape)
+    # Only the dtype is read from the tensor's own buffer: its values lie in a packed layout.
+    return TensorSpec(name=name, shape=shape, dtype=str(tensor.getNumpyData().dtype) if known else "unknown")
+
+
+class Session:
+    """An MNN model opened for inference; use as a context manager.
+
+    Raises:
+        UserError: the file is missing, or feeds do not match the inputs.
+        EngineError: the engine cannot open, build or run the model.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        config: RuntimeConfig | None = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """Open `path`; `shapes` fixes dynamic inputs before the session is used."""
+        self.path, self.config = Path(path), config or RuntimeConfig()
+        if not self.path.is_file() or self.path.stat().st_size == 0:
+            raise UserError(
+                f"model file {self.path} is missing or empty",
+                allowed="an .mnn file",
+                next_step="build it with `edgeloop build` or `edgeloop convert`",
+            )
+        settings = {
+            "backend": self.config.backend,
+            "numThread": self.config.threads,
+            "precision": self.config.precision,
+            "memory": self.config.memory,
+        }
+        with quiet_stdout():
+            try:
+                self._interpreter: Any = MNN.Interpreter(str(self.path))
+                self._session: Any = self._interpreter.createSession(settings)
+            except (RuntimeError, ValueError, TypeError) as error:
+                raise EngineError(f"{self.path.name} does not open in MNN {ENGINE_VERSION}", engine_said=str(error)) from error
+            if self._session is None:
+                raise EngineError(f"{self.path.name}: MNN {ENGINE_VERSION} built no session")
+            if shapes:
+                self.resize(shapes)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the session and the interpreter; safe to call twice."""
+        self._session = None
+        self._interpreter = None
+
+    @property
+    def inputs(self) -> dict[str, TensorSpec]:
+        """Input names to their specs, in the engine's order."""
+        return {k: _spec(k, t) for k, t in self._interpreter.getSessionInputAll(self._session).items()}
+
+    @property
+    def outputs(self) -> dict[str, TensorSpec]:
+        """Output names to their specs, in the engine's order; shapes are known after a run."""
+        return {k: _spec(k, t) for k, t in self._interpreter.getSessionOutputAll(self._session).items()}
+
+    @property
+    def memory_mb(self) -> float:
+        """Memory the session holds, in MiB, as the engine counts it."""
+        return float(self._interpreter.getSessionInfo(self._session, _SESSION_MEMORY_MB))
+
+    @property
+    def mflops(self) -> float:
+        """Multiply-accumulates of one run in millions, as the engine counts them."""
+        return float(self._interpreter.getSessionInfo(self._session, _SESSION_MFLOPS))
+
+    def resize(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Give inputs new shapes and rebuild the session's buffers."""
+        tensors = self._interpreter.getSessionInputAll(self._session)
+        for name, shape in shapes.items():
+            if name not in tensors:
+                raise self._wrong_inputs(set(shapes))
+            if tuple(tensors[name].getShape()) != tuple(shape):
+                self._interpreter.resizeTensor(tensors[name], tuple(shape))
+        self._interpreter.resizeSession(self._session)
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """One inference.
+
+        Args:
+            feeds: Every input by name, C-contiguous or not, axis order as in the ONNX graph.
+
+        Returns:
+            Every output by name, copied out of the engine.
+        """
+        self._feed(feeds)
+        code = self._interpreter.runSession(self._session)
+        if code != 0:
+            raise EngineError(f"{self.path.name}: inference failed with MNN code {code}")
+        return self._read_outputs()
+
+    def trace(self, feeds: Mapping[str, Array]) -> tuple[dict[str, Array], list[OpRun]]:
+        """One inference that also lists the operators that executed, in order; slower than `run`."""
+        outputs, ops, _ = self._traced(feeds, keep=None)
+        return outputs, ops
+
+    def intermediates(self, feeds: Mapping[str, Array], keep: set[str]) -> dict[str, Array]:
+        """First output of each operator named in `keep` (float32), for finding the first diverging layer."""
+        return self._traced(feeds, keep=keep)[2]
+
+    def _traced(
+        self, feeds: Mapping[str, Array], *, keep: set[str] | None
+    ) -> tuple[dict[str, Array], list[OpRun], dict[str, Array]]:
+        self._feed(feeds)
+        ops: list[OpRun] = []
+        kept: dict[str, Array] = {}
+        started = 0.0
+
+        def before(_tensors: Any, _info: Any) -> bool:
+            nonlocal started
+            started = time.perf_counter()
+            return True
+
+        def after(tensors: Any, info: Any) -> bool:
+            elapsed_ms = (time.perf_counter() - started) * 1e3
+            kind = str(info.getType())
+            name = str(info.getName())
+            ops.append(OpRun(name=name, type=kind.split("[")[0].strip(), int8="DT_INT8" in kind, duration_ms=elapsed_ms))
+            if keep is not None and name in keep and tensors:
+                kept[name] = _read(tensors[0])
+            return True
+
+        code = self._interpreter.runSessionWithCallBackInfo(self._session, before, after)
+        if code != 0 or not ops:
+            raise EngineError(f"{self.path.name}: inference failed with MNN code {code} after {len(ops)} operators")
+        return self._read_outputs(), ops, kept
+
+    def _feed(self, feeds: Mapping[str, Array]) -> None:
+        tensors = self._interpreter.getSessionInputAll(self._session)
+        if set(feeds) != set(tensors):
+            raise self._wrong_inputs(set(feeds))
+        self.resize_if_needed({k: v.shape for k, v in feeds.items()})
+        for name, value in feeds.items():
+            array = np.ascontiguousarray(value)
+            if str(array.dtype) not in _HALIDE:
+                raise UserError(
+                    f"input {name} has dtype {array.dtype}",
+                    allowed=", ".join(_HALIDE),
+                    next_step="cast the input",
+                )
+            host = MNN.Tensor(array.shape, _HALIDE[str(array.dtype)], array, MNN.Tensor_DimensionType_Caffe)
+            tensors[name].copyFrom(host)
+
+    def resize_if_needed(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Resize only when a shape differs: an unchanged session keeps its buffers."""
+        tensors = self._interpreter.getSessionInputAll(self._session)
+        if any(tuple(tensors[k].getShape()) != tuple(s) for k, s in shapes.items()):
+            self.resize(shapes)
+
+    def _read_outputs(self) -> dict[str, Array]:
+        return {k: _read(t) for k, t in self._interpreter.getSessionOutputAll(self._session).items()}
+
+    def _wrong_inputs(self, got: set[str]) -> UserError:
+        return UserError(
+            f"inputs {sorted(got)} for {self.path.name}",
+            allowed=f"exactly {sorted(self._interpreter.getSessionInputAll(self._session))}",
+            next_step="name the inputs as the model does",
+        )
+
+
+def _read(tensor: Any) -> Array:
+    """Copy a tensor out in the ONNX axis order; reading its buffer directly gives packed garbage."""
+    shape = tuple(int(n) for n in tensor.getShape())
+    if any(n < 0 for n in shape):
+        raise EngineError(f"the engine left an output with shape {shape}")
+    dtype = str(tensor.getNumpyData().dtype) if 0 not in shape else "float32"
+    if dtype == "int8":  # a quantised intermediate: ask for it as float, MNN dequantises while copying
+        dtype = "float32"
+    buffer = np.zeros(shape, dtype)
+    host = MNN.Tensor(shape, _HALIDE[dtype], buffer, MNN.Tensor_DimensionType_Caffe)
+    if not tensor.copyToHostTensor(host):
+        raise EngineError("the engine could not copy an output to the host")
+    return np.array(host.getNumpyData()).reshape(shape)

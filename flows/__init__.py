@@ -1,0 +1,1 @@
+"""When things run: Prefect flows and the command line."""

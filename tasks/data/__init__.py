@@ -1,0 +1,1 @@
+"""Images in, manifest and memory-mapped shards out."""

@@ -1,0 +1,1 @@
+"""The guarded road from ONNX to MNN: converter, audit, parity."""

@@ -1,0 +1,1 @@
+"""Architectures, the training loop, pruning and fake-quantisation."""
