@@ -1,0 +1,86 @@
+"""From a torch model to the ONNX file the MNN converter reads: batch norms folded, batch 1, the same bytes each time."""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import torch
+from torch import nn
+
+from fleet.device.errors import EngineError
+from fleet.device.preprocess import Preprocess
+from tasks.nn.fold import fold_batch_norms
+
+OPSET = 17
+
+
+def export_onnx(
+    model: nn.Module,
+    preprocess: Preprocess,
+    path: Path,
+    *,
+    input_name: str = "input",
+    output_name: str = "logits",
+) -> None:
+    """Write `model` as ONNX for one image at a time.
+
+    The batch is fixed at 1: the engine plans its memory for the shape it will see on a device, and a symbolic
+    batch adds shape arithmetic that it may not fold away. The TorchScript exporter is used because it names
+    initialisers after modules (`features.0.0.weight`), by which scales find their layers.
+
+    Args:
+        model: A float classifier in eval mode, [N, 3, H, W] -> [N, num_classes]; it is not changed.
+        preprocess: Gives the input shape.
+        path: The file to write; its folder is created.
+        input_name: Name of the graph's input.
+        output_name: Name of the graph's output.
+
+    Raises:
+        UserError: the model is in training mode or cannot be traced.
+        EngineError: the exporter failed or wrote a graph that the ONNX checker refuses.
+    """
+    folded = fold_batch_norms(model).requires_grad_(requires_grad=False)
+    example_NCHW = torch.zeros(preprocess.input_shape)
+    buffer = io.BytesIO()
+    try:
+        with warnings.catch_warnings(), _quiet_exporter():
+            warnings.simplefilter("ignore")  # the exporter's deprecation and tracer notes, on every call
+            torch.onnx.export(
+                folded,
+                (example_NCHW,),
+                buffer,
+                dynamo=False,
+                opset_version=OPSET,
+                input_names=[input_name],
+                output_names=[output_name],
+            )
+        graph = onnx.load_from_string(buffer.getvalue())
+        onnx.checker.check_model(graph, full_check=True)
+    except (
+        torch.onnx.errors.OnnxExporterError,
+        onnx.checker.ValidationError,
+        onnx.shape_inference.InferenceError,
+    ) as error:
+        raise EngineError(
+            f"{type(model).__name__} does not export to ONNX opset {OPSET}", engine_said=str(error)
+        ) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_bytes(buffer.getvalue())
+    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Keep the exporter's log lines off stderr; errors still raise."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
