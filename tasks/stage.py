@@ -1,4 +1,4 @@
-"""The frame every stage's `main()` runs in: params section in, report out, errors as exit codes, MLflow beside it.
+"""The frame of every stage: params section in, report out, errors as exit codes, an MLflow run beside it.
 
 A stage module is a pure function plus
 
@@ -59,7 +59,10 @@ def load_params(section: str, model: type[P], workspace: Path = Path()) -> P:
     try:
         return model.model_validate(document[section] or {})
     except ValidationError as error:
-        lines = "; ".join(f"{section}.{'.'.join(map(str, e['loc']))}: {e['msg']}, got {e['input']!r}" for e in error.errors())
+        lines = "; ".join(
+            f"{section}.{'.'.join(map(str, e['loc']))}: {e['msg']}, got {e['input']!r}"
+            for e in error.errors()
+        )
         raise UserError(
             f"{path}: {lines}",
             allowed=f"the fields of {model.__name__}: {', '.join(model.model_fields)}",
@@ -94,10 +97,15 @@ def stage(name: str, model: type[P], *, section: str | None = None) -> Iterator[
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write JSON that is the same bytes for the same values, atomically; NaN and infinity are refused."""
+    """Write JSON that is the same bytes for the same values; NaN and infinity are refused."""
+    write_text(path, json.dumps(values, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically: a reader sees the old one or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(values, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
 
 

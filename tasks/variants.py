@@ -1,4 +1,4 @@
-"""Variant names decode: `mbv3s-p30-i8-r224` is MobileNetV3-Small, 30 % of channels pruned, int8, input 224 px."""
+"""Variant names decode: `mbv3s-p30-i8-r224` is MobileNetV3-Small, 30 % pruned, int8, 224 px input."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,9 @@ SHORT_NAMES = {
     "resnet50": "rn50",
 }
 _LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}
-_PATTERN = re.compile(r"(?P<arch>[a-z0-9_]+)-p(?P<pruned>\d{1,2})-(?P<precision>fp32|fp16|w8|i8)-r(?P<size>\d{1,4})")
+_PATTERN = re.compile(
+    r"(?P<arch>[a-z0-9_]+)-p(?P<pruned>\d{1,2})-(?P<precision>fp32|fp16|w8|i8)-r(?P<size>\d{1,4})"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

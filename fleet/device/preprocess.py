@@ -1,4 +1,4 @@
-"""The preprocess contract: one record and one implementation, used in training, calibration, parity and the field.
+"""The preprocess contract: one record, one implementation, for training, calibration, parity and the field.
 
 Shape letters: N batch, H height, W width, C channels.
 """
@@ -61,7 +61,7 @@ class Preprocess:
                 )
         numbers = (*self.mean, *self.std)
         if (
-            not 1 <= self.size_px <= 4096  # noqa: PLR2004 - larger is a typing error, not a model
+            not 1 <= self.size_px <= 4096
             or len(self.mean) != 3
             or len(self.std) != 3
             or not all(np.isfinite(numbers))
@@ -80,7 +80,7 @@ class Preprocess:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> "Preprocess":
         """Rebuild from `to_dict()`; unknown or missing fields raise UserError."""
-        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
         try:
             return cls(**fields)
         except TypeError as error:
@@ -128,7 +128,12 @@ class Preprocess:
 
     def apply(self, image_HWC: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """One uint8 RGB image [H, W, 3] of any size -> one model input, shape `input_shape`."""
-        if image_HWC.dtype != np.uint8 or image_HWC.ndim != 3 or image_HWC.shape[2] != 3 or 0 in image_HWC.shape:
+        if (
+            image_HWC.dtype != np.uint8
+            or image_HWC.ndim != 3
+            or image_HWC.shape[2] != 3
+            or 0 in image_HWC.shape
+        ):
             raise UserError(
                 f"image with shape {image_HWC.shape} and dtype {image_HWC.dtype}",
                 allowed="uint8 RGB, shape [H, W, 3], H and W at least 1",
