@@ -1,0 +1,71 @@
+"""The only process that loads MNN's converter: a script that `tasks.mnn.converter` runs.
+
+    python converter_child.py LIMITS convert ARGUMENTS...
+    python converter_child.py LIMITS inspect MODEL.mnn RESULT.json
+
+LIMITS is `memory_bytes,file_bytes,cpu_s`. `MNN.tools` must stay out of this process: it installs packages and
+uploads arguments. `_tools` is the converter itself and does neither.
+"""
+
+import ctypes
+import json
+import resource
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def _limit(memory_bytes: int, file_bytes: int, cpu_s: int) -> None:
+    if sys.platform == "linux":  # elsewhere the CPU limit ends a child whose parent was killed
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _convert(arguments: list[str]) -> None:
+    import _tools
+
+    _tools.mnnconvert(["mnnconvert", *arguments])
+
+
+def _inspect(model: Path, result: Path) -> None:
+    """Open the model and, when every input shape is known, run it once on zeros."""
+    import numpy as np
+
+    from fleet.device.engine import ENGINE_VERSION, Session
+
+    with Session(model) as session:
+        inputs = session.inputs
+        ops: int | None = None
+        if all(spec.dtype != "unknown" for spec in inputs.values()):
+            _, runs = session.trace({k: np.zeros(s.shape, s.dtype) for k, s in inputs.items()})
+            ops = len(runs)
+        specs = {
+            side: [vars(spec) for spec in specs.values()]
+            for side, specs in (("inputs", inputs), ("outputs", session.outputs))
+        }
+    result.write_text(
+        json.dumps({**specs, "engine_version": ENGINE_VERSION, "ops_run": ops}), encoding="utf-8"
+    )
+
+
+def main() -> None:
+    limits, mode, *arguments = sys.argv[1:]
+    _limit(*(int(n) for n in limits.split(",")))
+    if mode == "convert":
+        _convert(arguments)
+        return
+    from fleet.device.errors import EdgeloopError
+
+    try:
+        _inspect(Path(arguments[0]), Path(arguments[1]))
+    except EdgeloopError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
