@@ -1,7 +1,6 @@
-"""From a torch model to the ONNX file the MNN converter reads: batch norms folded, batch 1, the same bytes each time."""
+"""From a torch model to the ONNX file the MNN converter reads: batch norms folded, batch 1, same bytes each time."""
 
 import contextlib
-import io
 import logging
 import warnings
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ import onnx
 import torch
 from torch import nn
 
-from fleet.device.errors import EngineError
+from fleet.device.errors import EngineError, UserError
 from fleet.device.preprocess import Preprocess
 from tasks.nn.fold import fold_batch_norms
 
@@ -40,26 +39,32 @@ def export_onnx(
         output_name: Name of the graph's output.
 
     Raises:
-        UserError: the model is in training mode or cannot be traced.
+        UserError: the model is in training mode or cannot be traced, or the layout is not torch's.
         EngineError: the exporter failed or wrote a graph that the ONNX checker refuses.
     """
+    if preprocess.layout != "NCHW":
+        raise UserError(
+            f"preprocess.layout = {preprocess.layout!r} for a torch model",
+            allowed="NCHW",
+            next_step="set preprocess.layout to NCHW; the engine repacks tensors on its own",
+        )
     folded = fold_batch_norms(model).requires_grad_(requires_grad=False)
     example_NCHW = torch.zeros(preprocess.input_shape)
-    buffer = io.BytesIO()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
     try:
         with warnings.catch_warnings(), _quiet_exporter():
             warnings.simplefilter("ignore")  # the exporter's deprecation and tracer notes, on every call
             torch.onnx.export(
                 folded,
                 (example_NCHW,),
-                buffer,
+                str(temporary),
                 dynamo=False,
                 opset_version=OPSET,
                 input_names=[input_name],
                 output_names=[output_name],
             )
-        graph = onnx.load_from_string(buffer.getvalue())
-        onnx.checker.check_model(graph, full_check=True)
+        onnx.checker.check_model(str(temporary), full_check=True)
     except (
         torch.onnx.errors.OnnxExporterError,
         onnx.checker.ValidationError,
@@ -68,9 +73,6 @@ def export_onnx(
         raise EngineError(
             f"{type(model).__name__} does not export to ONNX opset {OPSET}", engine_said=str(error)
         ) from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_bytes(buffer.getvalue())
     temporary.replace(path)
 
 

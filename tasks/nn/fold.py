@@ -35,7 +35,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
         raise UserError(
             f"{type(model).__name__} cannot be traced: {error}",
             allowed="a model whose control flow does not depend on tensor values",
-            next_step="choose another architecture, or quantise it after training through `edgeloop convert --int8`",
+            next_step="choose another architecture, or quantise its ONNX with `edgeloop convert --int8`",
         ) from error
     for node in list(graph_module.graph.nodes):
         if node.op == "call_module" and isinstance(graph_module.get_submodule(node.target), nn.Dropout):
@@ -44,9 +44,9 @@ def trace(model: nn.Module) -> fx.GraphModule:
 
 
 def fold_batch_norms(model: nn.Module) -> fx.GraphModule:
-    """The traced model with every batch norm that directly follows a convolution or linear layer folded into it.
+    """The traced model with every batch norm folded into the convolution or linear layer before it.
 
-    A batch norm that cannot be folded (its input is read elsewhere too, or comes from another kind of layer)
+    One that cannot be folded (its input is read elsewhere too, or comes from another kind of layer)
     stays. Arguments and errors as for `trace`.
     """
     graph_module = trace(model)
