@@ -2,8 +2,16 @@
 
 Layout of the folder (written by `tasks.prepare`):
 
-    manifest.parquet   one row an image: sha256, label, split, source, width, height, group, origin, added_in,
-                       and where its pixels are: shard (file name), row
+    manifest.parquet   one row an image:
+        sha256         of its stored pixels (uint8 RGB [S, S, 3]): equal ones are one image to a model
+        label          index into labels.json, -1 where unknown (split `field`)
+        split          one of SplitName
+        source         printable path inside the source
+        width, height  of the upright picture before crop and resize, in pixels
+        group          images of one group lie in one split only; empty: a group of its own
+        origin         base (the source) or fleet (labelled field images added later)
+        added_in       the input set that added it; empty for the base
+        shard, row     where its pixels are; rows of a split are ordered by sha256
     labels.json        class names; a label is an index into this list, -1 where unknown (split `field`)
     SPLIT-000.npy ...  uint8 RGB [N, S, S, 3], S = the stored size, rows of one split only
 """
@@ -22,6 +30,10 @@ import pandas as pd
 from fleet.device.errors import UserError
 
 SplitName = Literal["train", "val", "calibration", "test", "field", "field_test"]
+
+COLUMNS = (
+    "sha256", "label", "split", "source", "width", "height", "group", "origin", "added_in", "shard", "row",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,13 @@ class Dataset:
                 allowed="a folder written by the prepare stage",
                 next_step="run `dvc repro prepare`",
             ) from error
+        missing = [column for column in COLUMNS if column not in manifest]
+        if missing or manifest.empty:
+            raise UserError(
+                f"dataset {root}: the manifest has {len(manifest)} rows and lacks the columns {missing}",
+                allowed=f"at least one row, the columns {', '.join(COLUMNS)}",
+                next_step="run `dvc repro prepare`",
+            )
         return cls(root, manifest, names)
 
     @property
