@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from fleet.device.engine import Session
 from fleet.device.errors import EngineError
@@ -23,6 +24,15 @@ from tasks.mnn.compare import Array, Comparison, compare
 TensorSource = Callable[[Sequence[str]], Mapping[str, Array]]
 """Tensor names (ONNX) -> their values for one fixed input; names it does not have are left out."""
 
+# ONNX Runtime's exceptions have no base class of their own.
+_ORT_ERRORS = (
+    ort_errors.Fail,
+    ort_errors.InvalidArgument,
+    ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf,
+    ort_errors.NotImplemented,
+    ort_errors.RuntimeException,
+)
 # Layers whose tensors are held at one time: 32 of MobileNet's at 224 px are about 60 MB.
 _CHUNK = 32
 # No layer is blamed for a hundredth of the final error: MNN approximates some functions, e.g. GELU by 4e-4.
@@ -173,14 +183,20 @@ def onnx_tensors(onnx_path: Path, feeds: Mapping[str, Array]) -> TensorSource:
     options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-    except onnxruntime.capi.onnxruntime_pybind11_state.OrtException as error:
+    except _ORT_ERRORS as error:
         raise EngineError(
             f"{onnx_path.name} does not load in ONNX Runtime", engine_said=str(error)
         ) from error
 
     def fetch(wanted: Sequence[str]) -> Mapping[str, Array]:
         known = [name for name in wanted if name in names]
-        return dict(zip(known, session.run(known, dict(feeds)), strict=True)) if known else {}
+        try:
+            values = session.run(known, dict(feeds)) if known else []
+        except _ORT_ERRORS as error:
+            raise EngineError(
+                f"{onnx_path.name} does not run in ONNX Runtime", engine_said=str(error)
+            ) from error
+        return dict(zip(known, values, strict=True))
 
     return fetch
 
