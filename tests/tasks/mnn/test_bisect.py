@@ -17,7 +17,7 @@ TOLERANCE = 1e-4
 
 
 class Net(nn.Module):
-    """Each structure the search walks through: fused activations, residual, squeeze-excite, concat, linear."""
+    """Structures the search walks through: fused activations, residual, squeeze-excite, concat, linear."""
 
     def __init__(self) -> None:
         super().__init__()
