@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fleet.device.errors import EdgeloopError, UserError
 from tasks import tracking
+from tasks.workspace import check_environment
 
 
 class Params(BaseModel):
@@ -33,6 +34,8 @@ class Params(BaseModel):
 P = TypeVar("P", bound=Params)
 
 REPORTS = Path("reports")
+FAILURE_FILE = "EDGELOOP_FAILURE_FILE"
+"""Environment variable: where the build wants to read why a stage failed; DVC passes no exit code on."""
 
 
 def load_params(section: str, model: type[P], workspace: Path = Path()) -> P:
@@ -88,11 +91,14 @@ class Stage(Generic[P]):
 def stage(name: str, model: type[P], *, section: str | None = None) -> Iterator[Stage[P]]:
     """Run a stage body: errors become one message on stderr and exit code 2 (user) or 3 (engine)."""
     try:
+        check_environment()
         params = load_params(section or name, model)
         with tracking.stage_run(name, params.model_dump(mode="json")) as run:
             yield Stage(name, params, run)
     except EdgeloopError as error:
         print(f"{name}: {error}", file=sys.stderr)
+        if failure_file := os.environ.get(FAILURE_FILE):
+            write_json(Path(failure_file), {"exit_code": error.exit_code, "error": str(error)})
         raise SystemExit(error.exit_code) from error
 
 

@@ -1,26 +1,238 @@
-"""What the stages tell MLflow. Placeholder surface, see docs/architecture.md: stage_run, Run.metrics, Run.artifact."""
+"""What the stages tell MLflow: params, metrics with live curves, artifacts, and where the result came from.
+
+MLflow takes seconds to import and may be locked or down; a result must not wait for it or be lost with it. So
+a stage appends to a file in a spool folder and goes on, and one child a build (`tasks/tracking_writer.py`)
+carries the lines to MLflow while the stages work. What it could not deliver stays in the spool for the next
+build's writer. The one thing checked before the work starts is that the store answers at all.
+
+Where it goes: MLFLOW_TRACKING_URI when set, else SQLite and files under `.edgeloop` of the repository. Which
+build a run belongs to: EDGELOOP_BUILD_ID, which `edgeloop build` sets; else the `dvc repro` that started the
+stage; else the stage is a build of its own.
+"""
 
 import contextlib
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+import psutil
+
+from fleet.device.errors import EdgeloopError, UserError
+from tasks.workspace import CODE, find_repository
+
+BUILD_ID = "EDGELOOP_BUILD_ID"
+BUILD_OWNER = "EDGELOOP_BUILD_OWNER"
+"""Process id of what runs the build; its writer lives as long."""
+# Everything the tools this project uses would otherwise send to their makers.
+NO_TELEMETRY = {
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "GX_ANALYTICS_ENABLED": "false",
+}
+
+_ANSWER_TIMEOUT_S = 5.0
+_BUILD_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Run:
-    """One stage's run."""
+    """One stage's run. Its methods return at once and never wait for MLflow."""
+
+    def __init__(self, spool: TextIO | None) -> None:
+        """A run that writes to the file `spool`, or nowhere."""
+        self._spool = spool
 
     def metrics(self, values: Mapping[str, float], *, step: int | None = None) -> None:
         """Log numbers, at `step` for curves."""
+        numbers = {key: float(value) for key, value in values.items()}
+        self.tell(metrics=numbers, step=step or 0, time_ms=_now_ms())
 
     def artifact(self, path: Path) -> None:
-        """Attach a file."""
+        """Attach a file as it is when the stage ends."""
+        self.tell(artifact=str(path.absolute()))
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Set tags."""
+        self.tell(tags=dict(values))
+
+    def tell(self, **message: Any) -> None:
+        """Append one message; `tasks/tracking_writer.py` lists the kinds there are."""
+        if self._spool is not None:
+            self._spool.write(json.dumps(message) + "\n")
+            self._spool.flush()
 
 
 @contextlib.contextmanager
 def stage_run(name: str, params: Mapping[str, Any]) -> Iterator[Run]:
-    """The nested run of one stage under its build's parent run."""
-    del name, params
-    yield Run()
+    """The nested run of one stage under its build's parent run.
+
+    Raises:
+        UserError: the tracking store does not answer; nothing has been computed yet.
+    """
+    if os.environ.get("RANK", "0") != "0":  # torchrun starts the stage once a process; the first one speaks
+        yield Run(None)
+        return
+    uri, (build, owner) = tracking_uri(Path.cwd()), current_build()
+    check_store(uri)
+    folder = spool_folder(Path.cwd(), build)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}-{os.getpid()}.jsonl").open("w", encoding="utf-8") as spool:
+        run = Run(spool)
+        run.tell(
+            stage=name,
+            params=_flat(params),
+            build_id=build,
+            workspace=str(Path.cwd()),
+            address=os.environ.get("DVC_STAGE", ""),  # set by DVC for the commands it runs
+            process=identity(psutil.Process()),
+            time_ms=_now_ms(),
+        )
+        start_writer(folder, owner, uri)
+        status = "FAILED"
+        try:
+            yield run
+            status = "FINISHED"
+        except EdgeloopError as error:
+            run.tags({"error": str(error)})
+            raise
+        finally:
+            run.tell(status=status, time_ms=_now_ms())
+
+
+def tracking_uri(folder: Path) -> str:
+    """Where runs of workspaces around `folder` are stored."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{state_folder(folder) / 'mlflow.db'}"
+
+
+def state_folder(folder: Path) -> Path:
+    """`.edgeloop` of the repository around `folder`, or of `folder` itself where there is none."""
+    return (find_repository(folder.absolute()) or folder.absolute()) / ".edgeloop"
+
+
+def spool_folder(folder: Path, build: str) -> Path:
+    """Where a build's messages wait for their writer; gone when all are delivered."""
+    return state_folder(folder) / "spool" / build
+
+
+def check_store(uri: str) -> None:
+    """See that the tracking store can be reached, within seconds.
+
+    Raises:
+        UserError: its server does not answer, or its file cannot be written.
+    """
+    try:
+        if uri.startswith(("http://", "https://")):
+            urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=_ANSWER_TIMEOUT_S).close()  # noqa: S310  # http(s)
+        elif uri.startswith("sqlite:///"):
+            database = Path(uri.removeprefix("sqlite:///"))
+            database.parent.mkdir(parents=True, exist_ok=True)
+            database.open("ab").close()
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise UserError(
+            f"MLflow at {uri}: {error}",
+            allowed="a tracking store that answers",
+            next_step="start that server, or unset MLFLOW_TRACKING_URI to use the embedded store",
+        ) from error
+
+
+def current_build() -> tuple[str, psutil.Process]:
+    """The id of the build this process works for, the same for all its stages, and the process that runs it.
+
+    Raises:
+        UserError: EDGELOOP_BUILD_ID cannot be a file name.
+    """
+    me = psutil.Process()
+    dvc = [p for p in me.parents() if "DVC_ROOT" in os.environ and _is_dvc(p)]
+    kind, owner = ("repro", dvc[0]) if dvc else ("stage", me)
+    if given := os.environ.get(BUILD_ID):
+        if not _BUILD_ID_PATTERN.fullmatch(given):
+            raise UserError(
+                f"{BUILD_ID}={given!r}",
+                allowed="letters, digits, `.`, `_` and `-`, at most 100",
+                next_step=f"choose another id, or unset {BUILD_ID}",
+            )
+        pid = int(os.environ.get(BUILD_OWNER, "0"))
+        return given, psutil.Process(pid) if psutil.pid_exists(pid) and pid else owner
+    started = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(owner.create_time()))
+    return f"{kind}-{started}-{owner.pid}", owner
+
+
+def _is_dvc(process: psutil.Process) -> bool:
+    try:
+        return any(Path(word).name == "dvc" for word in process.cmdline())
+    except psutil.Error:  # gone, or another user's
+        return False
+
+
+def identity(process: psutil.Process) -> list[float]:
+    """Process id and start time; the id alone is given again to others."""
+    return [process.pid, process.create_time()]
+
+
+def is_alive(who: list[float]) -> bool:
+    """Whether the process of that identity still runs."""
+    try:
+        process = psutil.Process(int(who[0]))
+        return process.create_time() == who[1] and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextlib.contextmanager
+def sole_writer(folder: Path) -> Iterator[bool]:
+    """Hold a spool folder's lock for the block; False when a writer has it already."""
+    with (folder / "writer.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def start_writer(folder: Path, owner: psutil.Process, uri: str) -> None:
+    """See that a writer works on the spool folder as long as `owner` lives."""
+    with sole_writer(folder) as free:
+        if not free:
+            return
+    env = os.environ | NO_TELEMETRY | {"MLFLOW_LOGGING_LEVEL": "WARNING"}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "tasks.tracking_writer", str(folder), uri, json.dumps(identity(owner))]
+    with (folder / "writer.log").open("ab") as log:
+        # A session of its own: Ctrl-C ends the stage, and the writer lives on to say so.
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
+        )
+
+
+def wait_until_written(folder: Path, timeout_s: float) -> bool:
+    """Wait until MLflow has all of a build whose stages have ended; False when the limit is reached."""
+    deadline = time.monotonic() + timeout_s
+    while any(folder.glob("*.jsonl")):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, value in params.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = str(value)
+    return flat

@@ -1,0 +1,155 @@
+"""The only place where Prefect meets DVC: which stages there are, which are stale, and running one.
+
+DVC owns the graph and decides what is up to date. A stage runs in a `dvc` process of its own: killing the
+build leaves DVC's lock with that process, so the next build waits for it instead of writing beside it.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleet.device.errors import EdgeloopError, UserError
+from tasks.stage import FAILURE_FILE
+from tasks.tracking import BUILD_ID, BUILD_OWNER, NO_TELEMETRY
+from tasks.workspace import Workspace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A workspace's stages in an order in which they can run, and those that have to."""
+
+    upstream: Mapping[str, frozenset[str]]
+    """Stage to those it reads from directly, in the order to run; a matrix one is named `benchmark@local`."""
+    stale: frozenset[str]
+    """Changed against dvc.lock, or never run."""
+    always: frozenset[str]
+    """Run every time; unlike a stale stage such a one need not have anything new to say."""
+
+
+class StageFailedError(EdgeloopError):
+    """A stage ended with an error; it has printed it already."""
+
+    def __init__(self, stage: str, exit_code: int, message: str) -> None:
+        """Keep the stage's own exit code, which DVC replaces by its own.
+
+        Args:
+            stage: Its name in dvc.yaml.
+            exit_code: 2 or 3.
+            message: What the stage printed.
+        """
+        super().__init__(f"stage {stage}: {message}")
+        self.stage, self.exit_code = stage, exit_code
+
+
+def plan(workspace: Workspace) -> Plan:
+    """Ask DVC for the graph and for what changed.
+
+    Raises:
+        UserError: dvc.yaml or params.yaml cannot be read, or the source images are missing.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+    from networkx import lexicographical_topological_sort
+
+    check_source(workspace)
+    try:
+        with Repo(str(workspace.path)) as repo:
+            file = str(workspace.path / "dvc.yaml")
+            stages = repo.stage.load_all(file)
+            position = {stage: index for index, stage in enumerate(stages)}
+            graph = repo.index.graph.subgraph(stages).reverse(copy=True)  # DVC's edges lead to what is read
+            order = list(lexicographical_topological_sort(graph, key=position.__getitem__))
+            states: dict[str, list[Any]] = {
+                stage.name: next(iter(stage.status().values()), []) for stage in order
+            }
+            return Plan(
+                upstream={s.name: frozenset(before.name for before in graph.predecessors(s)) for s in order},
+                stale=frozenset(
+                    name for name, state in states.items() if set(map(str, state)) - {"always changed"}
+                ),
+                always=frozenset(stage.name for stage in order if stage.always_changed),
+            )
+    except DvcException as error:
+        raise UserError(
+            f"{workspace.path / 'dvc.yaml'}: {error}",
+            allowed="a link to the dvc.yaml at the repository's root, and a params.yaml that fits it",
+            next_step="correct the file named; `git checkout` brings the original back",
+        ) from error
+
+
+def check_source(workspace: Workspace) -> None:
+    """See that the images are there, before DVC says less clearly that they are not."""
+    try:
+        params = yaml.safe_load((workspace.path / "params.yaml").read_text(encoding="utf-8"))
+        source = workspace.path / params["prepare"]["source"]["path"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{workspace.path / 'params.yaml'}: {type(error).__name__}: {error}",
+            allowed="a params.yaml with prepare.source.path",
+            next_step="compare it with the params.yaml at the repository's root",
+        ) from error
+    if not source.exists():
+        raise UserError(
+            f"the images of workspace {workspace.name} are not at {source.resolve()}",
+            allowed="an existing folder or tar file",
+            next_step=f"put them there, or correct prepare.source.path in {workspace.path / 'params.yaml'}",
+        )
+
+
+def reproduce(workspace: Workspace, stage: str, build_id: str) -> None:
+    """Run one stage through DVC, which skips it when nothing changed; what is printed goes to stderr.
+
+    Raises:
+        StageFailedError: the stage or DVC ended with an error.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        failure = Path(folder) / "failure.json"
+        env = stage_environment(workspace) | {BUILD_ID: build_id, FAILURE_FILE: str(failure)}
+        command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage]
+        done = subprocess.run(command, cwd=workspace.path, env=env, stdout=sys.stderr, check=False)
+        if done.returncode == 0:
+            return
+        if failure.exists():
+            said = json.loads(failure.read_text(encoding="utf-8"))
+            raise StageFailedError(stage, said["exit_code"], said["error"])
+        raise StageFailedError(
+            stage, EdgeloopError.exit_code, f"dvc ended with exit code {done.returncode}, see above"
+        )
+
+
+def stage_environment(workspace: Workspace) -> dict[str, str]:
+    """The environment in which `python` is this interpreter and the code is the workspace's repository's.
+
+    Raises:
+        UserError: there is no command `python` beside this interpreter.
+    """
+    here = Path(sys.executable).parent
+    if shutil.which("python", path=str(here)) is None:
+        raise UserError(
+            f"{here} has no command `python`",
+            allowed="a Python environment as `make setup` creates it",
+            next_step="`make setup`, then `.venv/bin/edgeloop build`",
+        )
+    code = os.pathsep.join(filter(None, (str(workspace.repository), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join((str(here), os.environ.get("PATH", os.defpath)))
+    return dict(os.environ) | NO_TELEMETRY | {"PATH": path, "PYTHONPATH": code, BUILD_OWNER: str(os.getpid())}
+
+
+def locked_outs(workspace: Workspace) -> dict[str, Any]:
+    """Stage to the hashes of what it wrote, from dvc.lock."""
+    path = workspace.path / "dvc.lock"
+    if not path.is_file():
+        return {}
+    stages = yaml.safe_load(path.read_text(encoding="utf-8"))["stages"]
+    return {
+        name: {out["path"]: out.get("md5") for out in entry.get("outs", ())} for name, entry in stages.items()
+    }

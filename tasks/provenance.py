@@ -1,0 +1,79 @@
+"""Where a result came from: git commit, dvc.lock, and one hash over all that a stage read."""
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageInputs:
+    """What DVC compares to decide whether a stage is stale."""
+
+    command: str
+    deps: Mapping[str, str]
+    """Path as dvc.yaml names it to content hash (MD5; a folder's ends in `.dir`)."""
+    params: Mapping[str, Mapping[str, Any]]
+    """Params file to section to values."""
+
+    @property
+    def stage_hash(self) -> str:
+        """SHA-256 of all of it: two runs with one stage hash computed the same thing."""
+        record = {"command": self.command, "deps": dict(self.deps), "params": self.params}
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def data_digest(self) -> str:
+        """Content hash of the prepared dataset, empty where the stage does not read it."""
+        return self.deps.get("data/prepared", "")
+
+
+def inputs_now(workspace: Path, stage: str) -> StageInputs:
+    """A stage's inputs as they lie in the workspace, hashed by DVC, which reads only changed files."""
+    from dvc.dependency import ParamsDependency
+    from dvc.repo import Repo
+
+    with Repo(str(workspace)) as repo:
+        node = repo.stage.load_one(str(workspace / "dvc.yaml"), stage)
+        node.save_deps()
+        params, deps = {}, {}
+        for dep in node.deps:
+            if isinstance(dep, ParamsDependency):
+                params[dep.def_path] = dep.hash_info.value
+            else:
+                deps[dep.def_path] = dep.hash_info.value
+        return StageInputs(command=node.cmd, deps=deps, params=params)
+
+
+def inputs_locked(workspace: Path) -> dict[str, StageInputs]:
+    """The inputs each stage last ran with, from dvc.lock; empty when nothing has run."""
+    path = workspace / "dvc.lock"
+    if not path.is_file():
+        return {}
+    stages = yaml.safe_load(path.read_text(encoding="utf-8"))["stages"]
+    return {
+        name: StageInputs(
+            command=entry["cmd"],
+            deps={dep["path"]: dep["md5"] for dep in entry.get("deps", ())},
+            params=entry.get("params", {}),
+        )
+        for name, entry in stages.items()
+    }
+
+
+def lock_sha256(workspace: Path) -> str:
+    """SHA-256 of the workspace's dvc.lock, empty when there is none."""
+    path = workspace / "dvc.lock"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def git_commit(folder: Path) -> str:
+    """The commit checked out, with `-dirty` after it where tracked files differ; empty outside git."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,251 @@
+"""The child that carries a build's spooled messages to MLflow.
+
+    python -m tasks.tracking_writer FOLDER URI OWNER
+
+FOLDER holds one file a stage, JSON lines:
+
+    {"stage", "params", "build_id", "workspace", "address", "process", "time_ms"}    first
+    {"metrics", "step", "time_ms"} | {"artifact"} | {"tags"}                         any number
+    {"status", "time_ms"}                                                 last; missing: it was killed
+
+OWNER is the process that runs the build, as [id, start time]; the writer ends after it, when all is written.
+A file that could not be delivered stays, with how far it got, for the writer of a later build.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+from tasks import provenance
+from tasks.tracking import is_alive, sole_writer
+from tasks.workspace import workspace_name
+
+T = TypeVar("T")
+
+_POLL_S = 0.3
+_LOCKED_FOR_AT_MOST_S = 45.0
+_GRACE_S = 30.0
+"""How long a store that fails is tried again after the build has ended."""
+_BATCH = 1000
+"""Most metrics MLflow takes in one call."""
+_VALUE_LIMIT = 5000
+
+
+class Store:
+    """MLflow's client, patient with a store that another writer holds."""
+
+    def __init__(self, uri: str, folder: Path) -> None:
+        """Open the store at `uri`; the embedded one keeps its artifacts in `folder`."""
+        self.uri, self.folder = uri, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(folder / "mlflow.lock")
+        with self._lock:  # two first openings at once would both create the tables
+            self.client = MlflowClient(uri)
+            self.call(lambda: self.client.search_experiments(max_results=1))
+
+    def call(self, action: Callable[[], T]) -> T:
+        """Run `action`, again while the store is locked, within a limit."""
+        deadline = time.monotonic() + _LOCKED_FOR_AT_MOST_S
+        while True:
+            try:
+                return action()
+            except MlflowException as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_S)
+
+    def experiment(self, workspace: str) -> str:
+        """The id of a workspace's experiment, created or undeleted when needed."""
+        name = f"edgeloop-{workspace}"
+        with self._lock:
+            found = self.client.get_experiment_by_name(name)
+            if found is None:
+                embedded = self.uri.startswith("sqlite")
+                location = (self.folder / "mlartifacts" / name).as_uri() if embedded else None
+                return str(self.client.create_experiment(name, artifact_location=location))
+            if found.lifecycle_stage == "deleted":
+                self.client.restore_experiment(found.experiment_id)
+            return str(found.experiment_id)
+
+    def parent_run(self, workspace: str, build_id: str) -> str:
+        """The id of a build's run, created when this is its first stage."""
+        experiment = self.experiment(workspace)
+        with self._lock:
+            query = f"tags.build_id = '{build_id}' and tags.kind = 'build'"
+            found = self.call(lambda: self.client.search_runs([experiment], query, max_results=1))
+            if found:
+                return str(found[0].info.run_id)
+            tags = {"build_id": build_id, "kind": "build", "workspace": workspace}
+            run = self.call(lambda: self.client.create_run(experiment, tags=tags, run_name=build_id))
+            return str(run.info.run_id)
+
+
+class StageFile:
+    """One stage's file on its way to MLflow."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the file up where an earlier writer left it."""
+        self.path, self._state = path, path.with_suffix(".state")
+        with path.open(encoding="utf-8") as lines:
+            self.opening: dict[str, Any] = json.loads(lines.readline())
+        if self._state.exists():
+            self.state: dict[str, Any] = json.loads(self._state.read_text(encoding="utf-8"))
+        else:
+            self._save(offset=0, origin=origin(self.opening), artifacts=[])
+
+    def _save(self, **state: Any) -> None:
+        self.state = state
+        temporary = self._state.with_suffix(".part")
+        temporary.write_text(json.dumps(state), encoding="utf-8")
+        temporary.replace(self._state)
+
+    def deliver(self, store: Store) -> bool:
+        """Send what is new; True when the stage has ended and all of it is sent."""
+        alive = is_alive(self.opening["process"])  # asked before reading: what it wrote last is not missed
+        messages, offset = self._new_messages()
+        if "run_id" not in self.state:
+            self._save(**self.state, **self._create_run(store))
+        artifacts = [*self.state["artifacts"], *(m["artifact"] for m in messages if "artifact" in m)]
+        self._write(store, messages)
+        self._save(**self.state | {"offset": offset, "artifacts": artifacts})
+        end = next((m for m in messages if "status" in m), None)
+        if end is None and alive:
+            return False
+        self._end(store, end or {"status": "KILLED", "time_ms": None})
+        return True
+
+    def _new_messages(self) -> tuple[list[dict[str, Any]], int]:
+        with self.path.open("rb") as file:
+            file.seek(self.state["offset"])
+            whole, _, _ = file.read().rpartition(b"\n")  # a killed stage may leave half a line
+        if not whole:
+            return [], self.state["offset"]
+        return [json.loads(line) for line in whole.split(b"\n")], self.state["offset"] + len(whole) + 1
+
+    def _create_run(self, store: Store) -> dict[str, str]:
+        o, workspace = self.opening, workspace_name(Path(self.opening["workspace"]))
+        parent = store.parent_run(workspace, o["build_id"])
+        tags = {"mlflow.parentRunId": parent, "kind": "stage", "stage": o["stage"], "workspace": workspace}
+        tags |= {"build_id": o["build_id"], "dvc_stage": _name(o["address"])} | self.state["origin"]
+        experiment = store.experiment(workspace)
+        run = store.call(
+            lambda: store.client.create_run(
+                experiment, start_time=o["time_ms"], tags=tags, run_name=o["stage"]
+            )
+        )
+        return {"run_id": str(run.info.run_id), "parent_id": parent}
+
+    def _write(self, store: Store, messages: list[dict[str, Any]]) -> None:
+        """Write messages in as few calls as MLflow allows."""
+        metrics, params, tags = [], [], []
+        for message in messages:
+            values, step = message.get("metrics", {}), message.get("step", 0)
+            metrics += [Metric(key, value, message["time_ms"], step) for key, value in values.items()]
+            params += [Param(k, v[:_VALUE_LIMIT]) for k, v in message.get("params", {}).items()]
+            tags += [RunTag(k, v[:_VALUE_LIMIT]) for k, v in message.get("tags", {}).items()]
+        client, run_id = store.client, self.state["run_id"]
+        for start in range(0, len(metrics), _BATCH):
+            part = metrics[start : start + _BATCH]
+            store.call(lambda part=part: client.log_batch(run_id, metrics=part))  # type: ignore[misc]  # mypy infers no lambda with a default
+        if params or tags:
+            store.call(lambda: client.log_batch(run_id, params=params, tags=tags))
+
+    def _end(self, store: Store, end: dict[str, Any]) -> None:
+        """Attach the artifacts and close the run; a build's status is that of the stage that ended last."""
+        client, run_id = store.client, self.state["run_id"]
+        for path in dict.fromkeys(self.state["artifacts"]):
+            if Path(path).is_file():
+                store.call(lambda path=path: client.log_artifact(run_id, path))  # type: ignore[misc]  # as above
+        for run in (run_id, self.state["parent_id"]):
+            store.call(lambda run=run: client.set_terminated(run, end["status"], end["time_ms"]))  # type: ignore[misc]  # as above
+        self.path.unlink()
+        self._state.unlink()
+
+
+def origin(opening: dict[str, Any]) -> dict[str, str]:
+    """The tags that lead from a stage's run to what it was computed from."""
+    workspace = Path(opening["workspace"])
+    tags = {
+        "git_commit": provenance.git_commit(workspace),
+        "dvc_lock_sha256": provenance.lock_sha256(workspace),
+        "engine_version": importlib.metadata.version("MNN"),
+    }
+    if opening["address"]:  # run alone, without DVC, a stage has no hashed inputs
+        inputs = provenance.inputs_now(workspace, _name(opening["address"]))
+        tags |= {"stage_hash": inputs.stage_hash, "data_digest": inputs.data_digest}
+    return tags
+
+
+def _name(address: str) -> str:
+    """A stage's name in its dvc.yaml, from how DVC addresses it: `presets/tiny/dvc.yaml:train`."""
+    return address.rpartition("dvc.yaml:")[2]
+
+
+class Spool:
+    """The files of one build's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[Path, StageFile] = {}
+
+    def pending(self) -> list[Path]:
+        """Files with something to send, oldest first."""
+        return sorted(self.folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+
+    def take_up(self) -> None:
+        """Note where each new stage's inputs stand before anything changes them."""
+        for path in self.pending():
+            if path not in self._files and path.stat().st_size:
+                self._files[path] = StageFile(path)
+
+    def deliver(self, store: Store) -> None:
+        """Send all there is."""
+        self.take_up()
+        for path in [path for path, file in self._files.items() if file.deliver(store)]:
+            del self._files[path]
+
+
+def carry(spool: Spool, uri: str, owner: list[float]) -> None:
+    """Deliver until the owner has ended and nothing is left, or the store fails for too long after that."""
+    spool.take_up()
+    store, give_up_at = None, float("inf")
+    while is_alive(owner) or spool.pending():
+        try:
+            store = store or Store(uri, spool.folder.parent.parent)  # .edgeloop/spool/BUILD
+            spool.deliver(store)
+        except (MlflowException, OSError) as error:
+            print(f"{time.strftime('%H:%M:%S')} not delivered, trying again: {error}", flush=True)
+            if not is_alive(owner):
+                give_up_at = min(give_up_at, time.monotonic() + _GRACE_S)
+                if time.monotonic() > give_up_at:
+                    return
+        time.sleep(_POLL_S)
+    for leftover in ("writer.log", "writer.lock"):
+        (spool.folder / leftover).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty: another process works for a build of the same id
+        spool.folder.rmdir()
+
+
+def main() -> None:
+    """Carry this build's messages, then those that earlier builds had to leave."""
+    folder, uri, owner = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    left = [other for other in folder.parent.iterdir() if other != folder and other.is_dir()]
+    for each, lives_for in [(folder, owner), *((other, [0.0, 0.0]) for other in left)]:
+        if each.is_dir():
+            with sole_writer(each) as mine:
+                if mine:
+                    carry(Spool(each), uri, lives_for)
+
+
+if __name__ == "__main__":
+    main()
