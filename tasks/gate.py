@@ -17,6 +17,7 @@ from tasks.stage import REPORTS, Params, read_json, stage, write_text
 from tasks.variants import Variant
 
 Verdict = Literal["pass", "fail", "inconclusive", "not measured", "waived"]
+_BY_SEVERITY: tuple[Verdict, ...] = ("fail", "inconclusive", "not measured", "waived", "pass")
 
 _MIN_N_CHAMPION = 2000
 """Below this test size a drop of 0.5 pp lies inside the sampling noise of a paired comparison."""
@@ -217,15 +218,11 @@ def overall(checks: list[Check]) -> Literal["pass", "fail"]:
 
 
 def markdown(verdict: str, checks: list[Check]) -> str:
-    """The gate table a reviewer reads; it becomes the registered version's description."""
-    counts = {
-        v: sum(c.verdict == v for c in checks)
-        for v in ("pass", "fail", "inconclusive", "not measured", "waived")
-    }
+    """The gate table a reviewer reads, refusals first; it becomes the registered version's description."""
+    counts = {v: sum(c.verdict == v for c in checks) for v in _BY_SEVERITY}
     head = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     rows = ["| check | measured | threshold | unit | n | verdict |", "|---|---|---|---|---|---|"]
-    order = ("fail", "inconclusive", "not measured", "waived", "pass")
-    for c in sorted(checks, key=lambda c: order.index(c.verdict)):
+    for c in sorted(checks, key=lambda c: _BY_SEVERITY.index(c.verdict)):
         cells = (c.name, _shown(c.measured), _shown(c.threshold), c.unit, _shown(c.n), f"**{c.verdict}**")
         rows.append(f"| {' | '.join(cells)} |")
     return f"**Gate: {verdict}** ({head})\n\n" + "\n".join(rows) + "\n"
