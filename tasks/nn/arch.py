@@ -64,14 +64,22 @@ class Architecture:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able record."""
         widths = {k: list(v) for k, v in sorted(self.widths.items())}
-        return {"name": self.name, "num_classes": self.num_classes, "activation": self.activation, "widths": widths}
+        return {
+            "name": self.name,
+            "num_classes": self.num_classes,
+            "activation": self.activation,
+            "widths": widths,
+        }
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> "Architecture":
         """The inverse of `to_dict`."""
         widths = {k: (int(v[0]), int(v[1]), int(v[2])) for k, v in record["widths"].items()}
         return cls(
-            name=record["name"], num_classes=record["num_classes"], activation=record["activation"], widths=widths
+            name=record["name"],
+            num_classes=record["num_classes"],
+            activation=record["activation"],
+            widths=widths,
         )
 
 

@@ -75,7 +75,15 @@ class Checkpoint:
                 labels=tuple(record["labels"]),
                 pruned_percent=record["pruned_percent"],
             )
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        except (
+            OSError,
+            RuntimeError,
+            ValueError,
+            KeyError,
+            TypeError,
+            EOFError,
+            pickle.UnpicklingError,
+        ) as error:
             raise UserError(
                 f"checkpoint {path}: {error}",
                 allowed="a checkpoint written by edgeloop (architecture record and state dict)",

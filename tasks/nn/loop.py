@@ -141,7 +141,17 @@ def fit(
             next_step="add images or change prepare's split shares in params.yaml",
         )
     with _training_mode(model, config):
-        trainer = _Trainer(model, train, val, preprocess, config, teacher, options, resume, description)
+        trainer = _Trainer(
+            model,
+            train=train,
+            val=val,
+            preprocess=preprocess,
+            config=config,
+            teacher=teacher,
+            options=options,
+            resume_file=resume,
+            description=description,
+        )
         return trainer.run(run)
 
 
@@ -151,6 +161,7 @@ class _Trainer:
     def __init__(
         self,
         model: nn.Module,
+        *,
         train: Split,
         val: Split,
         preprocess: Preprocess,
@@ -163,8 +174,14 @@ class _Trainer:
         self.model, self.teacher, self.val = model, teacher, val
         self.preprocess, self.config = preprocess, config
         self.description, self.resume_file = description, resume_file
-        self.fingerprint = _fingerprint(model, teacher, train, val, preprocess, config) if resume_file else ""
+        self.fingerprint = ""
+        if resume_file is not None:
+            self.fingerprint = _fingerprint(
+                model, teacher=teacher, train=train, val=val, preprocess=preprocess, config=config
+            )
         self.device = next(model.parameters()).device
+        if teacher is not None:
+            teacher.eval().to(self.device).to(memory_format=torch.channels_last)
         self.loader = Loader(
             split=train,
             preprocess=preprocess,
@@ -208,13 +225,14 @@ class _Trainer:
         parallel.train()
         total = torch.zeros((), device=self.device)
         title = f"{self.description} {epoch + 1}/{self.config.epochs}"
-        for step, (images, labels) in enumerate(
-            track(self.loader.epoch(epoch), title, self.loader.steps), start=epoch * self.loader.steps
-        ):
+        batches = self.loader.epoch(epoch)
+        if distributed.rank() == 0:
+            batches = track(batches, title, self.loader.steps)
+        for step, (images, labels) in enumerate(batches, start=epoch * self.loader.steps):
             set_learning_rate(self.optimizer, self._rate(step))
             loss = self._loss(parallel, images.to(self.device), labels.to(self.device), bf16=self.bf16)
             self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            torch.autograd.backward(loss)
             self.optimizer.step()
             if self.ema is not None:
                 self.ema.update_parameters(self.model)
@@ -287,7 +305,8 @@ class _Trainer:
     def _measured_step(self, *, bf16: bool) -> None:
         """A forward and backward pass that leaves no trace but time."""
         images, labels = next(self.loader.epoch(0))
-        self._loss(self.model, images.to(self.device), labels.to(self.device), bf16=bf16).backward()
+        loss = self._loss(self.model, images.to(self.device), labels.to(self.device), bf16=bf16)
+        torch.autograd.backward(loss)
         self.optimizer.zero_grad(set_to_none=True)
 
 
@@ -298,7 +317,7 @@ def _training_mode(model: nn.Module, config: FitConfig) -> Iterator[None]:
     momenta = [norm.momentum for norm in norms]
     with torch.random.fork_rng():
         # oneDNN's depthwise convolutions run about 1.6 times as fast on channels_last.
-        model.to(memory_format=torch.channels_last)
+        model.to("cuda" if torch.cuda.is_available() else "cpu").to(memory_format=torch.channels_last)
         try:
             for norm in norms:
                 norm.momentum = norm.momentum if config.bn_momentum is None else config.bn_momentum
@@ -306,12 +325,13 @@ def _training_mode(model: nn.Module, config: FitConfig) -> Iterator[None]:
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
-            model.to(memory_format=torch.contiguous_format)
+            model.to("cpu").to(memory_format=torch.contiguous_format)
             model.eval()
 
 
 def _fingerprint(
     model: nn.Module,
+    *,
     teacher: nn.Module | None,
     train: Split,
     val: Split,
