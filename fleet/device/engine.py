@@ -1,18 +1,21 @@
 """The MNN interpreter behind one class: opened, checked, run, traced and always released.
 
-MNN fails quietly: a session that could not be built still "runs" in a microsecond and returns an unset
-buffer. So `Session` counts the operators that really executed and refuses to answer when there were none.
+MNN fails quietly: a session that could not be built still hands out its unset buffers, an input of another
+element type is copied as garbage, an absent backend is replaced by the CPU. So `Session` asks the engine what
+really happened and raises instead of answering.
 """
 
 import contextlib
 import os
+import struct
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,19 +24,35 @@ from fleet.device.errors import EngineError, UserError
 
 Array = npt.NDArray[Any]
 Level = Literal["low", "normal", "high"]
+Backend = Literal["CPU", "OPENCL", "VULKAN", "METAL"]
+
+
+_redirection = threading.Lock()
+_redirected = 0
+_real_stdout = -1
 
 
 @contextlib.contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """Send what native code prints on stdout to stderr: stdout belongs to `--json` output."""
-    sys.stdout.flush()
-    saved = os.dup(1)
+    """Send what native code prints on stdout to stderr: stdout belongs to `--json` output.
+
+    The redirection is the whole process's: of overlapping threads the first sets it and the last ends it.
+    """
+    global _redirected, _real_stdout  # noqa: PLW0603 - file descriptor 1 is as global
+    with _redirection:
+        if _redirected == 0:
+            sys.stdout.flush()
+            _real_stdout = os.dup(1)
+            os.dup2(2, 1)
+        _redirected += 1
     try:
-        os.dup2(2, 1)
         yield
     finally:
-        os.dup2(saved, 1)
-        os.close(saved)
+        with _redirection:
+            _redirected -= 1
+            if _redirected == 0:
+                os.dup2(_real_stdout, 1)
+                os.close(_real_stdout)
 
 
 with quiet_stdout():  # the import itself prints a line
@@ -46,12 +65,29 @@ ENGINE_VERSION: str = MNN.version()
 class RuntimeConfig:
     """How a session runs; bound to a release as its config version."""
 
-    backend: Literal["CPU", "OPENCL", "VULKAN", "METAL"] = "CPU"
+    backend: Backend = "CPU"
     threads: int = 1
     precision: Level = "normal"
     """low allows fp16 arithmetic where the CPU has it; normal and high compute in fp32."""
     memory: Level = "normal"
     """low computes weight-only int8 layers without unpacking them to fp32."""
+
+    def __post_init__(self) -> None:
+        for field, value, allowed in (
+            ("backend", self.backend, get_args(Backend)),
+            ("precision", self.precision, get_args(Level)),
+            ("memory", self.memory, get_args(Level)),
+        ):
+            if value not in allowed:
+                raise UserError(
+                    f"runtime config {field} = {value!r}",
+                    allowed=", ".join(allowed),
+                    next_step=f"set {field} to one of these",
+                )
+        if self.threads < 1:
+            raise UserError(
+                f"runtime config threads = {self.threads}", allowed="1 or more", next_step="set threads to 1"
+            )
 
     def to_dict(self) -> dict[str, str | int]:
         """A JSON-able record."""
@@ -88,7 +124,10 @@ _HALIDE = {
     "int64": MNN.Halide_Type_Int64,
     "uint8": MNN.Halide_Type_Uint8,
 }
-_SESSION_MEMORY_MB, _SESSION_MFLOPS = 0, 1  # MNN's SessionInfoCode
+# MNN's SessionInfoCode, and what it answers for the last two: an int whose bits come back as a float.
+_SESSION_MEMORY_MB, _SESSION_MFLOPS, _SESSION_BACKEND, _SESSION_STATUS = 0, 1, 2, 3
+_READY = 0
+_BACKENDS = {0: "CPU", 13: "CPU", 1: "METAL", 3: "OPENCL", 7: "VULKAN"}  # MNNForwardType; 13: CPU with SIMD
 
 
 def _spec(name: str, tensor: Any) -> TensorSpec:
@@ -127,18 +166,27 @@ class Session:
             "precision": self.config.precision,
             "memory": self.config.memory,
         }
+        self._dtypes: dict[str, str] = {}
         with quiet_stdout():
             try:
                 self._interpreter: Any = MNN.Interpreter(str(self.path))
                 self._session: Any = self._interpreter.createSession(settings)
-            except (RuntimeError, ValueError, TypeError) as error:
-                raise EngineError(f"{self.path.name} does not open in MNN {ENGINE_VERSION}", engine_said=str(error)) from error
-            if self._session is None:
-                raise EngineError(f"{self.path.name}: MNN {ENGINE_VERSION} built no session")
-            if shapes:
-                self.resize(shapes)
+            except Exception as error:  # MNN raises bare Exception
+                raise EngineError(
+                    f"{self.path.name} does not open in MNN {ENGINE_VERSION}", engine_said=str(error)
+                ) from error
+        if self._session is None:
+            raise EngineError(f"{self.path.name}: MNN {ENGINE_VERSION} built no session")
+        backend = self._interpreter.getSessionInfo(self._session, _SESSION_BACKEND)
+        if _BACKENDS.get(backend) != self.config.backend:
+            raise EngineError(
+                f"{self.path.name}: MNN {ENGINE_VERSION} has no {self.config.backend} here "
+                f"and fell back to {_BACKENDS.get(backend, f'backend {backend}')}"
+            )
+        if shapes:
+            self.resize(shapes)
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -154,32 +202,46 @@ class Session:
     @property
     def inputs(self) -> dict[str, TensorSpec]:
         """Input names to their specs, in the engine's order."""
-        return {k: _spec(k, t) for k, t in self._interpreter.getSessionInputAll(self._session).items()}
+        return {k: _spec(k, t) for k, t in self._input_tensors().items()}
 
     @property
     def outputs(self) -> dict[str, TensorSpec]:
         """Output names to their specs, in the engine's order; shapes are known after a run."""
-        return {k: _spec(k, t) for k, t in self._interpreter.getSessionOutputAll(self._session).items()}
+        return {k: _spec(k, t) for k, t in self._engine.getSessionOutputAll(self._session).items()}
 
     @property
     def memory_mb(self) -> float:
         """Memory the session holds, in MiB, as the engine counts it."""
-        return float(self._interpreter.getSessionInfo(self._session, _SESSION_MEMORY_MB))
+        return float(self._engine.getSessionInfo(self._session, _SESSION_MEMORY_MB))
 
     @property
     def mflops(self) -> float:
         """Multiply-accumulates of one run in millions, as the engine counts them."""
-        return float(self._interpreter.getSessionInfo(self._session, _SESSION_MFLOPS))
+        return float(self._engine.getSessionInfo(self._session, _SESSION_MFLOPS))
 
     def resize(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Give inputs new shapes and rebuild the session's buffers."""
-        tensors = self._interpreter.getSessionInputAll(self._session)
+        """Give inputs new shapes and rebuild the session's buffers.
+
+        Raises:
+            UserError: the model has no such input, or an extent is not positive.
+            EngineError: the engine cannot build the model for these shapes.
+        """
+        tensors = self._input_tensors()
         for name, shape in shapes.items():
             if name not in tensors:
                 raise self._wrong_inputs(set(shapes))
-            if tuple(tensors[name].getShape()) != tuple(shape):
-                self._interpreter.resizeTensor(tensors[name], tuple(shape))
-        self._interpreter.resizeSession(self._session)
+            if any(extent < 1 for extent in shape):
+                raise UserError(
+                    f"input {name} with shape {tuple(shape)} for {self.path.name}",
+                    allowed="positive extents",
+                    next_step="give the input a shape with at least one element",
+                )
+        with quiet_stdout():
+            for name, shape in shapes.items():
+                if tuple(tensors[name].getShape()) != tuple(shape):
+                    self._engine.resizeTensor(tensors[name], tuple(shape))
+            self._engine.resizeSession(self._session)
+        self._require_built()
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """One inference.
@@ -191,7 +253,7 @@ class Session:
             Every output by name, copied out of the engine.
         """
         self._feed(feeds)
-        code = self._interpreter.runSession(self._session)
+        code: int = self._engine.runSession(self._session)
         if code != 0:
             raise EngineError(f"{self.path.name}: inference failed with MNN code {code}")
         return self._read_outputs()
@@ -222,47 +284,91 @@ class Session:
             elapsed_ms = (time.perf_counter() - started) * 1e3
             kind = str(info.getType())
             name = str(info.getName())
-            ops.append(OpRun(name=name, type=kind.split("[")[0].strip(), int8="DT_INT8" in kind, duration_ms=elapsed_ms))
+            plain_kind = kind.partition("[")[0].strip()
+            ops.append(OpRun(name=name, type=plain_kind, int8="DT_INT8" in kind, duration_ms=elapsed_ms))
             if keep is not None and name in keep and tensors:
                 kept[name] = _read(tensors[0])
             return True
 
-        code = self._interpreter.runSessionWithCallBackInfo(self._session, before, after)
+        code = self._engine.runSessionWithCallBackInfo(self._session, before, after)
         if code != 0 or not ops:
-            raise EngineError(f"{self.path.name}: inference failed with MNN code {code} after {len(ops)} operators")
+            raise EngineError(
+                f"{self.path.name}: inference failed with MNN code {code} after {len(ops)} operators"
+            )
         return self._read_outputs(), ops, kept
 
+    @property
+    def _engine(self) -> Any:
+        if self._interpreter is None:
+            raise EngineError(f"{self.path.name}: the session is closed")
+        return self._interpreter
+
     def _feed(self, feeds: Mapping[str, Array]) -> None:
-        tensors = self._interpreter.getSessionInputAll(self._session)
+        tensors = self._input_tensors()
         if set(feeds) != set(tensors):
             raise self._wrong_inputs(set(feeds))
-        self.resize_if_needed({k: v.shape for k, v in feeds.items()})
-        for name, value in feeds.items():
-            array = np.ascontiguousarray(value)
-            if str(array.dtype) not in _HALIDE:
-                raise UserError(
-                    f"input {name} has dtype {array.dtype}",
-                    allowed=", ".join(_HALIDE),
-                    next_step="cast the input",
-                )
-            host = MNN.Tensor(array.shape, _HALIDE[str(array.dtype)], array, MNN.Tensor_DimensionType_Caffe)
+        arrays = {name: np.asarray(value) for name, value in feeds.items()}
+        self.resize_if_needed({name: array.shape for name, array in arrays.items()})
+        if not self._dtypes:
+            self._require_built()
+            self._dtypes = {name: str(tensor.getNumpyData().dtype) for name, tensor in tensors.items()}
+        for name, array in arrays.items():
+            dtype = self._dtypes[name]
+            content = np.ascontiguousarray(
+                array if array.dtype == dtype else _as_declared(name, array, dtype)
+            )
+            host = MNN.Tensor(array.shape, _HALIDE[dtype], content, MNN.Tensor_DimensionType_Caffe)
             tensors[name].copyFrom(host)
 
     def resize_if_needed(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Resize only when a shape differs: an unchanged session keeps its buffers."""
-        tensors = self._interpreter.getSessionInputAll(self._session)
+        tensors = self._input_tensors()
         if any(tuple(tensors[k].getShape()) != tuple(s) for k, s in shapes.items()):
             self.resize(shapes)
 
+    def _input_tensors(self) -> dict[str, Any]:
+        tensors: dict[str, Any] = self._engine.getSessionInputAll(self._session)
+        return tensors
+
+    def _require_built(self) -> None:
+        """Refuse a session whose shapes did not work out: nothing would ever be written to its buffers."""
+        status = self._engine.getSessionInfo(self._session, _SESSION_STATUS)
+        if struct.unpack("i", struct.pack("f", status))[0] != _READY:
+            shapes = {name: tuple(t.getShape()) for name, t in self._input_tensors().items()}
+            raise EngineError(f"{self.path.name}: MNN {ENGINE_VERSION} cannot build it for inputs {shapes}")
+
     def _read_outputs(self) -> dict[str, Array]:
-        return {k: _read(t) for k, t in self._interpreter.getSessionOutputAll(self._session).items()}
+        outputs = {k: _read(t) for k, t in self._engine.getSessionOutputAll(self._session).items()}
+        if all(output.size == 0 for output in outputs.values()):
+            shapes = {name: output.shape for name, output in outputs.items()}
+            raise EngineError(f"{self.path.name}: every output came back empty: {shapes}")
+        return outputs
 
     def _wrong_inputs(self, got: set[str]) -> UserError:
         return UserError(
             f"inputs {sorted(got)} for {self.path.name}",
-            allowed=f"exactly {sorted(self._interpreter.getSessionInputAll(self._session))}",
+            allowed=f"exactly {sorted(self._input_tensors())}",
             next_step="name the inputs as the model does",
         )
+
+
+def _as_declared(name: str, array: Array, dtype: str) -> Array:
+    """`array` in the input's element type: MNN narrows ONNX's int64 and bool to int32, float64 to float32."""
+    kinds = {"f": "float", "i": "int", "u": "int", "b": "int"}
+    same_kind = kinds.get(array.dtype.kind) == kinds[np.dtype(dtype).kind]
+    fits = same_kind and (array.dtype.kind == "f" or array.size == 0 or _fits(array, dtype))
+    if not fits:
+        raise UserError(
+            f"input {name} with dtype {array.dtype}",
+            allowed=f"{dtype}, or values of the same kind that fit into it",
+            next_step="cast the input",
+        )
+    return array.astype(dtype)
+
+
+def _fits(array: Array, dtype: str) -> bool:
+    limits = np.iinfo(dtype)
+    return bool(int(array.min()) >= limits.min and int(array.max()) <= limits.max)
 
 
 def _read(tensor: Any) -> Array:
