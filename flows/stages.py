@@ -57,33 +57,41 @@ def plan(workspace: Workspace) -> Plan:
         UserError: dvc.yaml or params.yaml cannot be read, or the source images are missing.
     """
     from dvc.exceptions import DvcException
+    from dvc.lock import LockError
     from dvc.repo import Repo
     from networkx import lexicographical_topological_sort
 
     check_source(workspace)
+    file = str(workspace.path / "dvc.yaml")
     try:
-        with Repo(str(workspace.path)) as repo:
-            file = str(workspace.path / "dvc.yaml")
+        with Repo(str(workspace.path), _wait_for_lock=True) as repo, repo.lock:
             stages = repo.stage.load_all(file)
             position = {stage: index for index, stage in enumerate(stages)}
             graph = repo.index.graph.subgraph(stages).reverse(copy=True)  # DVC's edges lead to what is read
             order = list(lexicographical_topological_sort(graph, key=position.__getitem__))
-            states: dict[str, list[Any]] = {
-                stage.name: next(iter(stage.status().values()), []) for stage in order
-            }
+            states = {stage.name: next(iter(stage.status().values()), []) for stage in order}
             return Plan(
                 upstream={s.name: frozenset(before.name for before in graph.predecessors(s)) for s in order},
-                stale=frozenset(
-                    name for name, state in states.items() if set(map(str, state)) - {"always changed"}
-                ),
+                stale=frozenset(name for name, state in states.items() if _differs(state)),
                 always=frozenset(stage.name for stage in order if stage.always_changed),
             )
+    except LockError as error:
+        raise UserError(
+            f"another DVC process works on workspace {workspace.name}: {error}",
+            allowed="one build of a workspace at a time",
+            next_step="wait until it has ended, then build again",
+        ) from error
     except DvcException as error:
         raise UserError(
-            f"{workspace.path / 'dvc.yaml'}: {error}",
+            f"{file}: {error}",
             allowed="a link to the dvc.yaml at the repository's root, and a params.yaml that fits it",
             next_step="correct the file named; `git checkout` brings the original back",
         ) from error
+
+
+def _differs(state: list[Any]) -> bool:
+    """Whether DVC's status of a stage says more than that it runs every time."""
+    return any(entry != "always changed" for entry in state)
 
 
 def check_source(workspace: Workspace) -> None:

@@ -1,0 +1,230 @@
+"""The build: stale stages one Prefect task each, then the registration. Needs no server.
+
+Looking for stale stages comes first and needs neither Prefect nor MLflow, so a build with nothing to do takes
+about a second.
+"""
+
+import json
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from fleet.device.errors import EdgeloopError
+from flows import stages
+from tasks.stage import read_json, write_json
+from tasks.tracking import (
+    NO_TELEMETRY,
+    check_store,
+    spool_folder,
+    state_folder,
+    tracking_uri,
+    wait_until_written,
+)
+from tasks.workspace import Workspace
+
+_WRITER_GRACE_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What a build came to; `edgeloop build --json` prints it."""
+
+    preset: str
+    seconds: float
+    variants: list[dict[str, Any]]
+    gate: dict[str, Any]
+    registered: dict[str, Any] | None
+    """Name and version, None when the gate refused."""
+    ran: list[str]
+    """Stages that were due; for people, not in the JSON."""
+
+    def to_json(self) -> str:
+        """The JSON of the command line."""
+        record = asdict(self)
+        del record["ran"]
+        return json.dumps(record, indent=1)
+
+
+def build(workspace: Workspace) -> Built:
+    """Bring a workspace up to date, judge it and register it.
+
+    Raises:
+        UserError, StageFailedError: see `flows.stages`.
+    """
+    started = time.monotonic()
+    build_id = f"build-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+    uri = tracking_uri(workspace.path)
+    check_store(uri)
+    with _only_build(workspace):
+        plan = stages.plan(workspace)
+        ran: list[str] = []
+        if plan.stale or not _same_devices(workspace, plan.always):
+            ran = walk(workspace, plan, build_id)
+        gate = read_json(workspace.path / "reports" / "gate.json")
+        registered = _register(workspace, build_id, uri) if gate["verdict"] == "pass" else None
+        _wait_for_tracking(workspace, build_id, uri)
+    return Built(
+        preset=workspace.name,
+        seconds=round(time.monotonic() - started, 2),
+        variants=variants(workspace.path / "reports"),
+        gate={"verdict": gate["verdict"], "checks": gate["checks"]},
+        registered=registered,
+        ran=ran,
+    )
+
+
+@contextmanager
+def _only_build(workspace: Workspace) -> Iterator[None]:
+    """Let one build at a time work on a workspace; the second says that it waits."""
+    folder = state_folder(workspace.path)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / f"build-{workspace.name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"another build of {workspace.name} is running; waiting for it to end", file=sys.stderr)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _same_devices(workspace: Workspace, always: frozenset[str]) -> bool:
+    """Whether the probes, which always run, would write what they wrote; only this host can tell at once."""
+    if always != {"probe@local"}:
+        return False
+    from tasks.probe import probe_local
+
+    report = workspace.path / "reports" / "probe" / "local.json"
+    return report.is_file() and bool(read_json(report) == probe_local())
+
+
+def walk(workspace: Workspace, plan: stages.Plan, build_id: str) -> list[str]:
+    """Run what is due, one Prefect task a stage, and return the stages' names.
+
+    A stage is due when it is stale or when something it reads came out different.
+
+    Raises:
+        StageFailedError: a stage failed; those after it did not run.
+    """
+    for key, value in _prefect_settings(workspace).items():
+        os.environ.setdefault(key, value)
+    from prefect import flow, task
+    from prefect.cache_policies import NO_CACHE
+    from prefect.client.schemas.objects import State
+    from prefect.states import Failed
+
+    ran: list[str] = []
+    failures: list[EdgeloopError] = []
+
+    @task(cache_policy=NO_CACHE, task_run_name="{stage}")  # DVC is the cache
+    def run(stage: str) -> State[None] | None:
+        try:
+            stages.reproduce(workspace, stage, build_id)
+        except EdgeloopError as error:  # a failed state, not an exception: Prefect would print a traceback
+            failures.append(error)
+            return Failed(message=str(error))
+        return None
+
+    @flow(name=f"build-{workspace.name}", flow_run_name=build_id)
+    def build_flow() -> State[None] | None:
+        changed: set[str] = set()
+        for stage, upstream in plan.upstream.items():
+            if not (stage in plan.stale | plan.always or upstream & changed):
+                continue
+            before = stages.locked_outs(workspace).get(stage)
+            ran.append(stage)
+            run(stage, return_state=True)
+            if failures:
+                return Failed(message=str(failures[0]))
+            if stages.locked_outs(workspace).get(stage) != before:
+                changed.add(stage)
+        return None
+
+    build_flow(return_state=True)
+    if failures:
+        raise failures[0]
+    return ran
+
+
+def _prefect_settings(workspace: Workspace) -> dict[str, str]:
+    """Prefect as a library: its state beside ours, no reports to its makers, quiet."""
+    return NO_TELEMETRY | {
+        "PREFECT_HOME": str(state_folder(workspace.path) / "prefect"),
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",
+        "PREFECT_LOGGING_TO_API_ENABLED": "false",
+    }
+
+
+def _register(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
+    receipt = state_folder(workspace.path) / "registered" / f"{workspace.name}.json"
+    evidence = read_json(workspace.path / "reports" / "gate.json")["evidence_sha256"]
+    known = read_json(receipt) if receipt.is_file() else {}
+    if (
+        known.get("evidence") == evidence
+        and known.get("uri") == uri
+        and _still_registered(uri, known["registered"])
+    ):
+        return dict(known["registered"])
+    os.environ.update(NO_TELEMETRY)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    _wait_for_tracking(workspace, build_id, uri)  # the stages' runs are what a version is linked to
+    from tasks.register import register
+
+    registered = asdict(register(workspace, build_id))
+    write_json(receipt, {"evidence": evidence, "uri": uri, "registered": registered})
+    return registered
+
+
+def _still_registered(uri: str, registered: Mapping[str, Any]) -> bool:
+    """Look into the embedded store without importing MLflow; for any other, say no and let MLflow look."""
+    if not uri.startswith("sqlite:///"):
+        return False
+    database = f"file:{uri.removeprefix('sqlite:///')}?mode=ro"
+    question = "select count(*) from model_versions where name = ? and version = ? and current_stage != ?"
+    answer = (registered["name"], registered["version"], "Deleted_Internal")
+    try:
+        with sqlite3.connect(database, uri=True) as connection:
+            return bool(connection.execute(question, answer).fetchone()[0])
+    except sqlite3.Error:
+        return False
+
+
+def _wait_for_tracking(workspace: Workspace, build_id: str, uri: str) -> None:
+    if not wait_until_written(spool_folder(workspace.path, build_id), _WRITER_GRACE_S):
+        print(
+            f"warning: MLflow at {uri} has not all of this build's runs yet; the next build sends the rest",
+            file=sys.stderr,
+        )
+
+
+def variants(reports: Path) -> list[dict[str, Any]]:
+    """The headline numbers of every variant, gathered from the stages' reports."""
+    export, convert, parity = (
+        read_json(reports / f"{name}.json") for name in ("export", "convert", "parity")
+    )
+    devices = sorted(
+        (reports / "benchmark").glob("*.json"), key=lambda path: (path.stem != "local", path.stem)
+    )
+    benchmark = read_json(devices[0])
+    return [
+        {
+            "name": name,
+            "top1": parity[f"{name}/top1"],
+            "size_bytes": convert[f"{name}/size_bytes"],
+            "macs": export[f"{name}/macs_count"],
+            "latency_ms": {p: benchmark[f"{name}/{p}_ms"] for p in ("p50", "p95", "p99")},
+            "parity_max_rel_error": parity[f"{name}/max_rel_error"],
+            "agreement": parity[f"{name}/agreement"],
+        }
+        for name in sorted({key.split("/")[0] for key in convert if "/" in key})
+    ]

@@ -1,0 +1,185 @@
+"""`edgeloop`, the command line. Importing it imports nothing heavy; a command imports its work when called."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from fleet.device.errors import EdgeloopError, UserError
+from tasks.workspace import find_workspace, init_workspace
+
+if TYPE_CHECKING:
+    from flows.build import Built
+
+_INTERRUPTED = 130
+
+app = App(
+    name="edgeloop",
+    help=(
+        "Real images in, a proven int8 MNN model out.\n\n"
+        "Start with `edgeloop build`: it trains, prunes, quantises, converts, measures, judges and registers "
+        "a model of handwritten digits. Then `edgeloop init NAME DIR` for your own images, or "
+        "`edgeloop convert MODEL.onnx --out MODEL.mnn` for a model you already have.\n\n"
+        "Exit codes: 0 done, 1 refused by the gate, 2 input that cannot be used, 3 engine or device error."
+    ),
+    help_format="markdown",
+    result_action="return_value",
+)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"edgeloop {version('edgeloop')}, MNN {version('MNN')}"
+
+
+app.version = _version
+
+
+@app.command
+def build(
+    *,
+    preset: Annotated[str | None, Parameter(name=["--preset", "-p"])] = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Bring a workspace up to date: run what changed, judge it, register it.
+
+    Args:
+        preset: The workspace: digits, a folder of presets/, or one made by `edgeloop init`. Default: the one
+            you are in, else digits.
+        as_json: Print the result as JSON; everything else goes to stderr.
+    """
+    from flows.build import build as run_build
+
+    built = run_build(find_workspace(preset))
+    if as_json:
+        print(built.to_json())
+    else:
+        _print_built(built)
+    return 0 if built.gate["verdict"] == "pass" else 1
+
+
+@app.command
+def init(name: str, directory: Path) -> int:
+    """Make a workspace for your own images, which stay where they are.
+
+    Args:
+        name: Name of the workspace; becomes workspaces/NAME.
+        directory: A folder of CLASS/IMAGE or SPLIT/CLASS/IMAGE, or a tar of one.
+    """
+    made = init_workspace(name, directory)
+    print(
+        f"{made.path / 'params.yaml'} holds the parameters; `edgeloop build --preset {name}` builds the model"
+    )
+    return 0
+
+
+@app.command
+def convert(
+    model: Path,
+    *,
+    out: Path,
+    int8: Annotated[bool, Parameter(negative="")] = False,
+    calibration: Path | None = None,
+    shape: Annotated[list[str], Parameter(negative="")] = [],  # noqa: B006  # cyclopts copies; None would be `--shape` with no value
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Convert any ONNX model, audit the result, and prove it against ONNX Runtime.
+
+    Args:
+        model: The ONNX file.
+        out: Where the .mnn goes; written only when every check has passed.
+        int8: Quantise weights and activations to int8; needs `--calibration`.
+        calibration: A folder of real images, not from the training or the test set.
+        shape: Shape of a dynamic input, as NAME=1,3,224,224; repeatable, several for one name are all tried.
+        as_json: Print the result as JSON.
+    """
+    from tasks.mnn.any_onnx import convert_any
+
+    result = convert_any(model, out, int8=int8, calibration=calibration, shapes=shape)
+    record = result.to_dict()
+    print(json.dumps(record, indent=1) if as_json else _conversion_text(record))
+    return 0 if record["ok"] else EdgeloopError.exit_code
+
+
+@app.command
+def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
+    """Say what is missing or wrong in this set-up, and how to mend it.
+
+    Args:
+        as_json: Print the findings as JSON.
+    """
+    from flows.doctor import run
+
+    workspace = find_workspace(None)
+    return run(root=workspace.repository, workspace=workspace.path, as_json=as_json)
+
+
+@app.command
+def ui(*, port: int | None = None) -> int:
+    """Show runs, models and reviews in the browser until Ctrl-C.
+
+    Args:
+        port: Port of the MLflow page on this machine. Default: 5000, or a free one when that is taken.
+    """
+    from flows.ui import serve
+
+    return serve(find_workspace(None), port)
+
+
+def _print_built(built: "Built") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("variant", "top-1", "size", "MACs", "P50", "P95", "P99", "parity", "agreement", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for v in built.variants:
+        latency = [f"{v['latency_ms'][p]:.2f} ms" for p in ("p50", "p95", "p99")]
+        size, macs = f"{v['size_bytes'] / 1e6:.2f} MB", f"{v['macs'] / 1e6:.1f} M"
+        parity, agreement = f"{v['parity_max_rel_error']:.1e}", f"{v['agreement']:.2%}"
+        table.add_row(v["name"], f"{v['top1']:.2%}", size, macs, *latency, parity, agreement)
+    console = Console()
+    console.print(table)
+    failed = [check for check in built.gate["checks"] if check["verdict"] == "fail"]
+    console.print(
+        f"gate: [bold]{built.gate['verdict']}[/], {len(built.gate['checks'])} checks, reports/gate.md"
+    )
+    for check in failed:
+        console.print(
+            f"  {check['name']}: {check['measured']} {check['unit']}, threshold {check['threshold']}"
+        )
+    if built.registered:
+        name, version = built.registered["name"], built.registered["version"]
+        console.print(f"registered: {name} version {version}, waiting for review")
+    what = f"{len(built.ran)} stages run" if built.ran else "nothing to do"
+    console.print(f"{what}, {built.seconds:.1f} s")
+
+
+def _conversion_text(record: dict[str, object]) -> str:
+    return "\n".join(f"{key}: {value}" for key, value in record.items())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; every error edgeloop raises on purpose is one message and an exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = app(given, exit_on_error=False)
+    except CycloptsError:  # cyclopts has printed what was wrong
+        code = UserError.exit_code
+    except EdgeloopError as error:
+        if "--json" in given:
+            print(json.dumps({"ok": False, "error": str(error), "exit_code": error.exit_code}, indent=1))
+        print(f"edgeloop: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print("edgeloop: interrupted; the next build goes on from here", file=sys.stderr)
+        code = _INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone, as in `edgeloop build | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    raise SystemExit(code if isinstance(code, int) else 0)
