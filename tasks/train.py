@@ -138,7 +138,7 @@ def _teacher(source: InitFile, dataset: Dataset, preprocess: Preprocess) -> nn.M
     checkpoint = Checkpoint.load(source.file)
     if checkpoint.labels != dataset.label_names or checkpoint.preprocess != preprocess:
         raise UserError(
-            f"train.teacher {source.file}: {len(checkpoint.labels)} labels, preprocess {checkpoint.preprocess}",
+            f"train.teacher {source.file}: {len(checkpoint.labels)} labels, {checkpoint.preprocess}",
             allowed=f"the {len(dataset.label_names)} labels of the dataset in its order, and {preprocess}",
             next_step="train the teacher in this workspace with the same train.preprocess",
         )
@@ -146,7 +146,7 @@ def _teacher(source: InitFile, dataset: Dataset, preprocess: Preprocess) -> nn.M
 
 
 def _say_unusual(size_px: int, *, params_count: int, macs_count: int) -> None:
-    """Say on stderr what is outside the usual range of deployed classifiers; measured latency decides, not this."""
+    """Say on stderr what is outside the usual range of deployed classifiers; measured latency decides."""
     notes = []
     if size_px > _USUAL_SIZE_MAX_PX:
         notes.append(f"input {size_px} px is larger than the usual {_USUAL_SIZE_MAX_PX} px")

@@ -27,8 +27,8 @@ class Architecture:
     activation: Activation = "default"
     """relu6 replaces every Hardswish: cheaper on engines without a native one."""
     widths: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Module name -> (input channels, output channels, groups) of each convolution, batch norm and linear layer
-    whose size differs from torchvision's; empty for an unpruned model. Batch norms use (n, n, 1)."""
+    """Module name -> (input channels, output channels, groups) of each convolution, batch norm and linear
+    layer whose size differs from torchvision's; empty for an unpruned model. Batch norms use (n, n, 1)."""
 
     def build(self) -> nn.Module:
         """A freshly initialised float model [N, 3, H, W] -> logits [N, num_classes].

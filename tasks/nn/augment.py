@@ -1,8 +1,8 @@
 """Training-time augmentation of stored images: uint8 in, uint8 of the model's size out.
 
-The geometry runs in the stored resolution and ends in the contract's own resize, so that a training image has the
-same anti-aliasing as a validation image. Everything is OpenCV on uint8: it releases the interpreter lock, so loader
-threads run beside the training step.
+The geometry runs in the stored resolution and ends in the contract's own resize, so that a training image has
+the same anti-aliasing as a validation image. Everything is OpenCV on uint8: it releases the interpreter lock,
+so loader threads run beside the training step.
 """
 
 from typing import cast
@@ -73,7 +73,7 @@ def _move(image_SSC: Image, config: AugmentConfig, rng: np.random.Generator) -> 
 
 
 def _crop(image_SSC: Image, config: AugmentConfig, preprocess: Preprocess, rng: np.random.Generator) -> Image:
-    """Random resized crop (Szegedy et al. 2015): a window of random area and aspect, stretched to the input."""
+    """Random resized crop (Szegedy et al. 2015): a window of random area and aspect becomes the input."""
     side = image_SSC.shape[0]
     root_area = side * np.sqrt(rng.uniform(config.crop_scale_min, 1))
     root_aspect = np.exp(rng.uniform(-1, 1) * np.log(config.crop_aspect_max) / 2)
@@ -87,7 +87,7 @@ def _crop(image_SSC: Image, config: AugmentConfig, preprocess: Preprocess, rng: 
 
 
 def _jitter(image_HWC: Image, config: AugmentConfig, rng: np.random.Generator) -> Image:
-    """Saturation, contrast and brightness as one linear map of the colour vector, rounded and clipped once."""
+    """Saturation, contrast and brightness as one linear map of the colour, rounded and clipped once."""
     if config.brightness == config.contrast == config.saturation == 0:
         return image_HWC
     saturation, contrast, brightness = (

@@ -1,4 +1,4 @@
-"""Checkpoints: a rebuildable architecture, a state dict, and what the numbers mean. Never a pickled module."""
+"""Checkpoints: a rebuildable architecture, a state dict, what the numbers mean. Never a pickled module."""
 
 import pickle
 from dataclasses import dataclass
@@ -25,9 +25,13 @@ class Checkpoint:
     preprocess: Preprocess
     labels: tuple[str, ...]
     pruned_percent: int = 0
+    float_layers: tuple[str, ...] | None = None
+    """None for a float model. Of a quantised one the layers that stay float; `state` then is that of the
+    fake-quant graph, see tasks.nn.quantized."""
 
     def build(self) -> nn.Module:
         """The float model in eval mode with its weights loaded."""
+        assert self.float_layers is None, "a quantised checkpoint is built by tasks.nn.quantized"
         model = self.architecture.build()
         model.load_state_dict(self.state)
         return model.eval()
@@ -50,6 +54,7 @@ class Checkpoint:
             "preprocess": self.preprocess.to_dict(),
             "labels": list(self.labels),
             "pruned_percent": self.pruned_percent,
+            "float_layers": None if self.float_layers is None else list(self.float_layers),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".part")
@@ -67,13 +72,14 @@ class Checkpoint:
         try:
             record = torch.load(path, map_location="cpu", weights_only=True)
             if record["format"] != FORMAT:
-                raise ValueError(f"format {record['format']}, this version reads {FORMAT}")
+                raise ValueError(f"format {record['format']}, not {FORMAT}")  # noqa: TRY301 - one message for all
             return cls(
                 architecture=Architecture.from_dict(record["architecture"]),
                 state=record["state"],
                 preprocess=Preprocess.from_dict(record["preprocess"]),
                 labels=tuple(record["labels"]),
                 pruned_percent=record["pruned_percent"],
+                float_layers=None if record["float_layers"] is None else tuple(record["float_layers"]),
             )
         except (
             OSError,

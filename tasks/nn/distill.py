@@ -14,9 +14,9 @@ def classification_loss(
 def distillation_loss(
     logits_NC: torch.Tensor, teacher_NC: torch.Tensor, *, temperature: float
 ) -> torch.Tensor:
-    """T² · KL(teacher ‖ student) of the softened distributions (Hinton, Vinyals, Dean 2015), mean over the batch.
+    """T² · KL(teacher ‖ student) of the softened distributions, mean over the batch.
 
-    T² keeps the gradient's size independent of the temperature.
+    Source: Hinton, Vinyals, Dean 2015. T² keeps the gradient's size independent of the temperature.
     """
     student = F.log_softmax(logits_NC / temperature, dim=1)
     teacher = F.log_softmax(teacher_NC / temperature, dim=1)

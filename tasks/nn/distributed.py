@@ -1,4 +1,4 @@
-"""More than one training process, started by torchrun; a single process needs none of it and pays for none of it."""
+"""More than one training process, started by torchrun; a single process does nothing here."""
 
 import contextlib
 import os
@@ -47,8 +47,17 @@ def merge_over_ranks(parts: dict[K, V]) -> dict[K, V]:
     return {key: value for part in gathered for key, value in part.items()}
 
 
+def from_first_rank(value: V) -> V:
+    """Rank 0's value, on every rank: what was measured must be decided once."""
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
 def copy_from_first_rank(module: nn.Module) -> None:
-    """Make every rank's parameters and buffers those of rank 0: batch-norm statistics drift apart on their own."""
+    """Give every rank the parameters and buffers of rank 0: batch-norm statistics drift apart."""
     if dist.is_initialized():
         with torch.no_grad():
             for tensor in module.state_dict().values():

@@ -94,7 +94,7 @@ def load_matching(model: nn.Module, state: Mapping[str, torch.Tensor], *, origin
         origin: Names the source in errors.
 
     Raises:
-        UserError: names or shapes differ anywhere else; a partly loaded model would train to a wrong result quietly.
+        UserError: names or shapes differ anywhere else: a partly loaded model would quietly train to less.
     """
     own = model.state_dict()
     missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
@@ -118,5 +118,7 @@ def load_matching(model: nn.Module, state: Mapping[str, torch.Tensor], *, origin
 
 def _classifier_name(model: nn.Module) -> str:
     """The layer that gives the logits: the last linear or convolution in definition order."""
-    layers: list[str] = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    layers: list[str] = [
+        name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)
+    ]
     return layers[-1]

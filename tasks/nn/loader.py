@@ -1,7 +1,7 @@
 """Augmented training batches, prepared by threads while the model computes.
 
-A batch depends on (seed, epoch, step) only, never on the threads: the same seed gives the same pixels on any machine,
-and a resumed training sees what an uninterrupted one would have seen.
+A batch depends on (seed, epoch, step) only, never on the threads: the same seed gives the same pixels on any
+machine, and a resumed training sees what an uninterrupted one would have seen.
 """
 
 import os

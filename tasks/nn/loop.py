@@ -1,21 +1,20 @@
-"""The one training loop: training, fine-tuning after pruning, and quantisation-aware training all run through `fit`.
+"""The one training loop: training, fine-tuning after pruning, quantisation-aware training all run `fit`.
 
 Shape letters: N batch, C classes, H height, W width.
 """
 
 import contextlib
-import hashlib
-import json
+import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
@@ -23,55 +22,19 @@ from fleet.device.errors import UserError
 from fleet.device.preprocess import Preprocess
 from tasks import tracking
 from tasks.data.dataset import Dataset, Split
-from tasks.nn import distributed, resume
-from tasks.nn.amp import Amp, choose_bf16
-from tasks.nn.augment import AugmentConfig
+from tasks.nn import distributed, snapshot
+from tasks.nn.amp import bf16_is_faster
+from tasks.nn.config import DistillConfig, FitConfig
 from tasks.nn.distill import classification_loss, distillation_loss
 from tasks.nn.ema import averaged
 from tasks.nn.evaluate import Evaluation, evaluate
 from tasks.nn.loader import Loader
 from tasks.nn.optim import OptionsFor, build_optimizer, cosine_rate, default_options, set_learning_rate
 from tasks.progress import track
-from tasks.stage import Params
 
 __all__ = ["DistillConfig", "Evaluation", "FitConfig", "FitResult", "evaluate", "fit"]
 
 State = dict[str, torch.Tensor]
-
-
-class DistillConfig(Params):
-    """How much a teacher counts; used only when `fit` is given one."""
-
-    alpha: float = Field(default=0.7, ge=0, le=1)
-    """Share of the loss that follows the teacher's soft labels; the rest follows the labels."""
-    temperature: float = Field(default=4.0, gt=0)
-    """Softens both distributions; 3..5 is usual."""
-
-
-class FitConfig(Params):
-    """How a model is trained."""
-
-    epochs: int = Field(ge=1)
-    batch_size: int = Field(default=64, ge=2)
-    """Images of one step, over all processes together."""
-    learning_rate: float = Field(default=2e-3, gt=0)
-    """Peak rate of AdamW."""
-    weight_decay: float = Field(default=0.05, ge=0)
-    """Decoupled decay of kernels and matrices; norms, biases and scales are never decayed."""
-    warmup_epochs: float = Field(default=1.0, ge=0)
-    """Epochs of linear warm-up; the cosine to zero follows."""
-    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
-    ema_decay: float = Field(default=0.0, ge=0, lt=1)
-    """Decay per step of the averaged weights, which are then the result; 0 = no averaging."""
-    bn_momentum: float | None = Field(default=0.1, gt=0, le=1)
-    """Batch-norm momentum while training, restored afterwards; None keeps the model's own. torchvision's MobileNetV3
-    has 0.01, with which the statistics of a run of a few hundred steps never arrive."""
-    augment: AugmentConfig = AugmentConfig()
-    distill: DistillConfig = DistillConfig()
-    amp: Amp = "off"
-    """off; bf16; auto: the faster of the two in a short measurement. A measured choice may differ between two builds
-    of one commit, so it has to be asked for."""
-    seed: int = Field(default=0, ge=0)
 
 
 @dataclass(frozen=True)
@@ -93,7 +56,8 @@ class FitResult:
     """What training produced. The model given to `fit` holds `state` too."""
 
     state: State
-    """State dict of the best epoch by val_top1 (the later of equals); averaged weights when EMA is on. On the CPU."""
+    """State dict, on the CPU, of the best epoch by val_top1 (the later of equals); the averaged weights when
+    EMA is on."""
     val_top1: float
     """Accuracy of `state` on the validation split, 0..1."""
     history: tuple[Epoch, ...]
@@ -115,8 +79,8 @@ def fit(
 ) -> FitResult:
     """Train `model` on the split `train`, watch `val`, and leave the best weights in it.
 
-    The result depends on the arguments only (on the CPU bit for bit, for one number of threads), whether or not the
-    training was interrupted and resumed.
+    The result depends on the arguments only (on the CPU bit for bit, for one number of threads), whether or
+    not the training was interrupted and resumed.
 
     Args:
         model: Images float32 [N, 3, H, W] -> logits [N, C].
@@ -126,21 +90,24 @@ def fit(
         teacher: A trained model with the same classes; its soft labels join the loss by `config.distill`.
         run: Where the curves go, one point an epoch.
         description: Names the curves and the progress bar.
-        resume: Where the state of each finished epoch is kept, and taken up again after a kill; deleted at the end.
-            It must not be an out of the stage, which DVC deletes first.
+        resume: Where the state of each finished epoch is kept, and taken up again after a kill; deleted at
+            the end. It must not be an out of the stage, which DVC deletes first.
         options: Learning-rate factor and weight decay of each parameter by name.
 
     Raises:
-        UserError: train has fewer than two images, val none, or the loss stops being a number.
+        UserError: train has fewer than two images, val none, one has no label, the batch cannot be shared out
+            among the processes, or the loss is not finite.
     """
     train, val = dataset.split("train"), dataset.split("val")
-    if len(train) < 2 or len(val) == 0:
+    unlabelled = int((train.labels < 0).sum() + (val.labels < 0).sum())
+    if len(train) < 2 or len(val) == 0 or unlabelled:
         raise UserError(
-            f"dataset {dataset.root} with {len(train)} training and {len(val)} validation images",
-            allowed="at least 2 training images and 1 validation image",
+            f"dataset {dataset.root} with {len(train)} training and {len(val)} validation images, "
+            f"{unlabelled} of them unlabelled",
+            allowed="at least 2 training images and 1 validation image, all labelled",
             next_step="add images or change prepare's split shares in params.yaml",
         )
-    with _training_mode(model, config):
+    with _training_mode(model, teacher, config):
         trainer = _Trainer(
             model,
             train=train,
@@ -176,17 +143,17 @@ class _Trainer:
         self.description, self.resume_file = description, resume_file
         self.fingerprint = ""
         if resume_file is not None:
-            self.fingerprint = _fingerprint(
-                model, teacher=teacher, train=train, val=val, preprocess=preprocess, config=config
+            self.fingerprint = snapshot.fingerprint(
+                {"config": config.model_dump(mode="json"), "preprocess": preprocess.digest()},
+                models=[model] if teacher is None else [model, teacher],
+                splits=[train, val],
             )
         self.device = next(model.parameters()).device
-        if teacher is not None:
-            teacher.eval().to(self.device).to(memory_format=torch.channels_last)
         self.loader = Loader(
             split=train,
             preprocess=preprocess,
             augment=config.augment,
-            batch_size=min(config.batch_size, len(train)),
+            batch_size=_even_batch(config.batch_size, len(train)),
             seed=config.seed,
             rank=distributed.rank(),
             world_size=distributed.world_size(),
@@ -202,7 +169,7 @@ class _Trainer:
     def run(self, run: tracking.Run | None) -> FitResult:
         """Train from the last finished epoch to the end."""
         if not self._restore():
-            self.bf16 = choose_bf16(self.config.amp, self._measured_step)
+            self.bf16 = self._choose_bf16()
         parallel = DistributedDataParallel(self.model) if distributed.world_size() > 1 else self.model
         for epoch in range(len(self.history), self.config.epochs):
             loss = self._train_epoch(parallel, epoch)
@@ -219,7 +186,7 @@ class _Trainer:
 
     def _train_epoch(self, parallel: nn.Module, epoch: int) -> float:
         """One pass over the training split; the mean loss."""
-        # Dropout draws from torch's generator: seeding it per epoch makes an epoch independent of those before.
+        # Dropout draws from torch's generator: seeded per epoch, an epoch is independent of those before.
         seeds = np.random.SeedSequence([self.config.seed, epoch, distributed.rank()])
         torch.manual_seed(int(seeds.generate_state(1)[0]))
         parallel.train()
@@ -269,16 +236,19 @@ class _Trainer:
         return cosine_rate(step, steps=steps, warmup_steps=warmup_steps, peak=self.config.learning_rate)
 
     def _finish_epoch(self, epoch: int, loss: float) -> None:
-        result = self.model if self.ema is None else self.ema.module
+        """Evaluate, remember the best weights, and make the epoch survive a kill."""
+        result = self.model
         distributed.copy_from_first_rank(self.model)
-        distributed.copy_from_first_rank(result)
+        if self.ema is not None:
+            result = self.ema.module
+            distributed.copy_from_first_rank(result)
         top1 = evaluate(result, self.val, self.preprocess).top1
         if top1 >= max((entry.val_top1 for entry in self.history), default=0.0):
             self.best = {k: v.detach().cpu().contiguous().clone() for k, v in result.state_dict().items()}
         rate = self._rate((epoch + 1) * self.loader.steps - 1)
         self.history.append(Epoch(epoch + 1, loss, top1, rate))
         if self.resume_file is not None and distributed.rank() == 0:
-            resume.save(self.resume_file, self.fingerprint, self._state())
+            snapshot.save(self.resume_file, self.fingerprint, self._state())
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -291,7 +261,7 @@ class _Trainer:
         }
 
     def _restore(self) -> bool:
-        state = None if self.resume_file is None else resume.load(self.resume_file, self.fingerprint)
+        state = None if self.resume_file is None else snapshot.load(self.resume_file, self.fingerprint)
         if state is None:
             return False
         self.model.load_state_dict(state["model"])
@@ -302,22 +272,41 @@ class _Trainer:
         self.best, self.bf16 = state["best"], state["bf16"]
         return True
 
-    def _measured_step(self, *, bf16: bool) -> None:
-        """A forward and backward pass that leaves no trace but time."""
-        images, labels = next(self.loader.epoch(0))
-        loss = self._loss(self.model, images.to(self.device), labels.to(self.device), bf16=bf16)
-        torch.autograd.backward(loss)
-        self.optimizer.zero_grad(set_to_none=True)
+    def _choose_bf16(self) -> bool:
+        if self.config.amp != "auto":
+            return self.config.amp == "bf16"
+        trial = copy.deepcopy(self.model).train()  # a forward pass moves batch-norm statistics and scales
+        images, labels = (tensor.to(self.device) for tensor in next(self.loader.epoch(0)))
+
+        def step(*, bf16: bool) -> None:
+            torch.autograd.backward(self._loss(trial, images, labels, bf16=bf16))
+
+        return distributed.from_first_rank(bf16_is_faster(step))
+
+
+def _even_batch(batch_size: int, images_count: int) -> int:
+    """The batch size, at most the split, as a multiple of the number of processes."""
+    processes = distributed.world_size()
+    if batch_size % processes or images_count < processes:
+        raise UserError(
+            f"batch_size {batch_size} and {images_count} training images with {processes} processes",
+            allowed="a batch_size that is a multiple of the number of processes, and an image for each",
+            next_step="change batch_size in params.yaml or torchrun's --nproc-per-node",
+        )
+    return min(batch_size, images_count // processes * processes)
 
 
 @contextlib.contextmanager
-def _training_mode(model: nn.Module, config: FitConfig) -> Iterator[None]:
-    """Settings that hold while training only: random state, memory layout, batch-norm momentum, eval mode after."""
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001 - the common base of 1d, 2d, 3d
+def _training_mode(model: nn.Module, teacher: nn.Module | None, config: FitConfig) -> Iterator[None]:
+    """What holds while training only: device, random state, memory layout, batch-norm momentum, mode."""
+    modules = [model] if teacher is None else [model, teacher.eval()]
+    norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     with torch.random.fork_rng():
-        # oneDNN's depthwise convolutions run about 1.6 times as fast on channels_last.
-        model.to("cuda" if torch.cuda.is_available() else "cpu").to(memory_format=torch.channels_last)
+        for module in modules:
+            module.to("cuda" if torch.cuda.is_available() else "cpu")
+            # oneDNN's depthwise convolutions run about 1.6 times as fast on channels_last.
+            module.to(memory_format=torch.channels_last)
         try:
             for norm in norms:
                 norm.momentum = norm.momentum if config.bn_momentum is None else config.bn_momentum
@@ -325,26 +314,6 @@ def _training_mode(model: nn.Module, config: FitConfig) -> Iterator[None]:
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
-            model.to("cpu").to(memory_format=torch.contiguous_format)
+            for module in modules:
+                module.to("cpu").to(memory_format=torch.contiguous_format)
             model.eval()
-
-
-def _fingerprint(
-    model: nn.Module,
-    *,
-    teacher: nn.Module | None,
-    train: Split,
-    val: Split,
-    preprocess: Preprocess,
-    config: FitConfig,
-) -> str:
-    """Names everything the result depends on, so that only the same training is resumed."""
-    parts: Mapping[str, Any] = {
-        "model": resume.state_digest(model.state_dict()),
-        "teacher": None if teacher is None else resume.state_digest(teacher.state_dict()),
-        "data": [[split.sha256, split.labels.tolist()] for split in (train, val)],
-        "preprocess": preprocess.digest(),
-        "config": config.model_dump(mode="json"),
-        "world_size": distributed.world_size(),
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

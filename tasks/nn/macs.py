@@ -25,4 +25,4 @@ def macs(model: nn.Module, input_shape: tuple[int, int, int, int]) -> int:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(image)
     model.train(was_training)
-    return counter.get_total_flops() // 2
+    return int(counter.get_total_flops()) // 2
