@@ -22,6 +22,7 @@ from pydantic import Field
 
 from fleet.device.errors import UserError
 from fleet.device.preprocess import Preprocess
+from tasks.data.dataset import PREPARED
 from tasks.data.decode import HANDLED, Handled, Unusable, decode
 from tasks.data.digits import list_digits
 from tasks.data.layouts import ClassLevel, class_folders, split_lists
@@ -39,8 +40,6 @@ from tasks.data.splits import (
 from tasks.data.trees import read_folder, read_tar
 from tasks.progress import track
 from tasks.stage import REPORTS, Params, stage
-
-PREPARED = Path("data/prepared")
 
 _CHUNK = 64  # files held in memory at once
 

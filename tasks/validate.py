@@ -13,10 +13,9 @@ from typing import Any
 import pandas as pd
 
 from fleet.device.errors import EngineError, UserError
-from tasks.data.dataset import Dataset
+from tasks.data.dataset import PREPARED, Dataset
 from tasks.data.facts import Facts, examine
 from tasks.data.rules import Rule, ValidateParams, rules
-from tasks.prepare import PREPARED
 from tasks.stage import REPORTS, stage
 
 _EXAMPLES = 5  # offending rows named in a message

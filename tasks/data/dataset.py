@@ -29,6 +29,9 @@ import pandas as pd
 
 from fleet.device.errors import UserError
 
+PREPARED = Path("data/prepared")
+"""Where a workspace keeps its dataset."""
+
 SplitName = Literal["train", "val", "calibration", "test", "field", "field_test"]
 
 COLUMNS = (

@@ -4,7 +4,7 @@ Pillow decodes rather than OpenCV: it applies the EXIF orientation on request, u
 keeps alpha and palette apart, and says when a file is truncated or animated. The device decodes its own
 camera frames, so the preprocess contract begins after this step. Colour profiles are not applied.
 
-Bit rot inside the compressed data of a JPEG that still decodes cannot be told from a picture.
+Bit rot inside a JPEG that still decodes cannot be told from a picture: the format has no check sums.
 """
 
 import io
@@ -41,17 +41,18 @@ _CONVERTED: dict[str, Handled] = {
     "L": "greyscale",
     "LA": "greyscale",
 }
-# What Pillow's parsers raise on damaged files, found by fuzzing them.
+# What Pillow's parsers raise on damaged files. The first four came up in 60,000 fuzzed ones; the others are
+# what reading a damaged field in Python can raise.
 _PARSER_ERRORS = (
     OSError,
-    SyntaxError,
     ValueError,
+    RuntimeError,
+    SyntaxError,
     TypeError,
     LookupError,
     ArithmeticError,
     EOFError,
     struct.error,
-    RuntimeError,
 )
 
 
@@ -87,10 +88,15 @@ def decode(data: bytes, *, min_side_px: int = 1) -> Decoded | Unusable:
     if not data:
         return Unusable("empty", "the file has no bytes")
     try:
-        picture = Image.open(io.BytesIO(data), formats=_FORMATS)
+        picture: Image.Image = Image.open(io.BytesIO(data), formats=_FORMATS)
         refused = _check(picture, min_side_px)
         if refused:
             return refused
+        if (
+            picture.format == "PNG"
+        ):  # loading does not check the sums of the pixel chunks; verifying closes the file
+            picture.verify()
+            picture = Image.open(io.BytesIO(data), formats=_FORMATS)
         picture.load()
         upright = ImageOps.exif_transpose(picture)
         rotated = picture.getexif().get(_ORIENTATION, 1) in range(2, 9)
