@@ -169,14 +169,16 @@ def _take_groups(
 
 
 def _quotas(labels: npt.NDArray[np.int64], count: int, *, keep_one: bool) -> dict[int, int]:
-    """Split `count` over the classes in proportion (largest remainder)."""
+    """Split `count` over the classes in proportion (largest remainder), as far as there is room."""
     classes, sizes = np.unique(labels, return_counts=True)
     exact = sizes * (min(count, len(labels)) / max(len(labels), 1))
     room = sizes - 1 if keep_one else sizes
     quotas = np.minimum(exact.astype(np.int64), room)
-    for index in np.lexsort((classes, -(exact - np.floor(exact)))):
-        if quotas.sum() < count and quotas[index] < room[index]:
-            quotas[index] += 1
+    count = min(count, int(room.sum()))
+    while quotas.sum() < count:  # more than one round only where a class had no room for its share
+        for index in np.lexsort((classes, -(exact - np.floor(exact)))):
+            if quotas.sum() < count and quotas[index] < room[index]:
+                quotas[index] += 1
     return {int(c): int(q) for c, q in zip(classes, quotas, strict=True)}
 
 
