@@ -1,4 +1,7 @@
-"""`edgeloop`, the command line. Importing it imports nothing heavy; a command imports its work when called."""
+"""`edgeloop`, the command line. Importing it imports nothing heavy: a command imports its work when called.
+
+Stdout carries results only: what libraries, compiled ones too, and stages print goes to stderr.
+"""
 
 import json
 import os
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from flows.build import Built
 
 _INTERRUPTED = 130
+_LOG_WIDTH = 140
 
 app = App(
     name="edgeloop",
@@ -143,7 +147,7 @@ def _print_built(built: "Built") -> None:
         size, macs = f"{v['size_bytes'] / 1e6:.2f} MB", f"{v['macs'] / 1e6:.1f} M"
         parity, agreement = f"{v['parity_max_rel_error']:.1e}", f"{v['agreement']:.2%}"
         table.add_row(v["name"], f"{v['top1']:.2%}", size, macs, *latency, parity, agreement)
-    console = Console()
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _LOG_WIDTH)
     console.print(table)
     failed = [check for check in built.gate["checks"] if check["verdict"] == "fail"]
     console.print(
@@ -160,6 +164,14 @@ def _print_built(built: "Built") -> None:
     console.print(f"{what}, {built.seconds:.1f} s")
 
 
+def _keep_stdout_for_results() -> None:
+    """Give Python's stdout a descriptor of its own, and everybody else's stdout that of stderr."""
+    sys.stdout.flush()
+    results = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = os.fdopen(results, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+
+
 def _conversion_text(record: dict[str, object]) -> str:
     return "\n".join(f"{key}: {value}" for key, value in record.items())
 
@@ -167,6 +179,8 @@ def _conversion_text(record: dict[str, object]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; every error edgeloop raises on purpose is one message and an exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        _keep_stdout_for_results()
     try:
         code = app(given, exit_on_error=False)
     except CycloptsError:  # cyclopts has printed what was wrong
@@ -182,4 +196,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output has gone, as in `edgeloop build | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    sys.stdout.flush()
     raise SystemExit(code if isinstance(code, int) else 0)

@@ -22,6 +22,17 @@ from tasks.stage import FAILURE_FILE
 from tasks.tracking import BUILD_ID, BUILD_OWNER, NO_TELEMETRY
 from tasks.workspace import Workspace
 
+# What DVC tells people who type its commands, after every stage.
+_DVC_HINTS = (
+    "To track the changes with git",
+    "git add ",
+    "To enable auto staging",
+    "dvc config core.autostage",
+    "Use `dvc push`",
+    "Updating lock file",
+    "Generating lock file",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -69,7 +80,9 @@ def plan(workspace: Workspace) -> Plan:
             position = {stage: index for index, stage in enumerate(stages)}
             graph = repo.index.graph.subgraph(stages).reverse(copy=True)  # DVC's edges lead to what is read
             order = list(lexicographical_topological_sort(graph, key=position.__getitem__))
-            states = {stage.name: next(iter(stage.status().values()), []) for stage in order}
+            states: dict[str, list[Any]] = {
+                stage.name: next(iter(stage.status().values()), []) for stage in order
+            }
             return Plan(
                 upstream={s.name: frozenset(before.name for before in graph.predecessors(s)) for s in order},
                 stale=frozenset(name for name, state in states.items() if _differs(state)),
@@ -123,14 +136,17 @@ def reproduce(workspace: Workspace, stage: str, build_id: str) -> None:
         failure = Path(folder) / "failure.json"
         env = stage_environment(workspace) | {BUILD_ID: build_id, FAILURE_FILE: str(failure)}
         command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage]
-        done = subprocess.run(command, cwd=workspace.path, env=env, stdout=sys.stderr, check=False)
-        if done.returncode == 0:
+        with subprocess.Popen(command, cwd=workspace.path, env=env, stdout=subprocess.PIPE, text=True) as dvc:
+            for line in dvc.stdout or ():
+                if line.strip() and not line.lstrip().startswith(_DVC_HINTS):
+                    print(line, end="", file=sys.stderr, flush=True)
+        if dvc.returncode == 0:
             return
         if failure.exists():
             said = json.loads(failure.read_text(encoding="utf-8"))
             raise StageFailedError(stage, said["exit_code"], said["error"])
         raise StageFailedError(
-            stage, EdgeloopError.exit_code, f"dvc ended with exit code {done.returncode}, see above"
+            stage, EdgeloopError.exit_code, f"dvc ended with exit code {dvc.returncode}, see above"
         )
 
 

@@ -54,7 +54,7 @@ class Store:
                 self.client.restore_experiment(found.experiment_id)
             return str(found.experiment_id)
 
-    def parent_run(self, workspace: str, build_id: str) -> str:
+    def parent_run(self, workspace: str, build_id: str, *, started_ms: int | None = None) -> str:
         """The id of a build's run, created when this is its first stage."""
         experiment = self.experiment(workspace)
         with self._lock:
@@ -63,5 +63,5 @@ class Store:
             if found:
                 return str(found[0].info.run_id)
             tags = {"build_id": build_id, "kind": "build", "workspace": workspace}
-            run = self.call(lambda: self.client.create_run(experiment, tags=tags, run_name=build_id))
+            run = self.call(lambda: self.client.create_run(experiment, started_ms, tags, build_id))
             return str(run.info.run_id)

@@ -80,7 +80,7 @@ class StageFile:
 
     def _create_run(self, store: Store) -> dict[str, str]:
         o, workspace = self.opening, workspace_name(Path(self.opening["workspace"]))
-        parent = store.parent_run(workspace, o["build_id"])
+        parent = store.parent_run(workspace, o["build_id"], started_ms=o["time_ms"])
         tags = {"mlflow.parentRunId": parent, "kind": "stage", "stage": o["stage"], "workspace": workspace}
         tags |= {"build_id": o["build_id"], "dvc_stage": _name(o["address"])} | self.state["origin"]
         experiment = store.experiment(workspace)
