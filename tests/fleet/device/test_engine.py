@@ -1,4 +1,4 @@
-"""The session around the MNN interpreter: what it computes, and what it refuses instead of answering wrong."""
+"""The session around the MNN interpreter: what it computes, and what it refuses to answer wrongly."""
 
 import os
 import subprocess
@@ -109,7 +109,7 @@ def test_one_thread_gives_the_same_bits_every_time(models):
 
 
 def test_specs_of_inputs_and_outputs(models):
-    """Names, shapes and dtypes are those of the graph; int64 is int32 in MNN, an unknown size is -1 and a batch 1."""
+    """Names, shapes and dtypes are the graph's; int64 is int32 in MNN, an unknown size is -1, a batch 1."""
     with Session(models["several"]) as session:
         assert session.inputs["a"] == TensorSpec(name="a", shape=(2, 3), dtype="float32")
         assert session.outputs["index"] == TensorSpec(name="index", shape=(2,), dtype="int32")
