@@ -6,6 +6,7 @@ Stdout carries results only: what libraries, compiled ones too, and stages print
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from fleet.device.errors import EdgeloopError, UserError
-from tasks.workspace import find_workspace, init_workspace
+from tasks.workspace import find_workspace, repository
 
 if TYPE_CHECKING:
     from flows.build import Built
@@ -75,10 +76,11 @@ def init(name: str, directory: Path) -> int:
         name: Name of the workspace; becomes workspaces/NAME.
         directory: A folder of CLASS/IMAGE or SPLIT/CLASS/IMAGE, or a tar of one.
     """
-    made = init_workspace(name, directory)
-    print(
-        f"{made.path / 'params.yaml'} holds the parameters; `edgeloop build --preset {name}` builds the model"
-    )
+    from tasks.init import init_workspace
+
+    made, found = init_workspace(repository(), name, directory)
+    print(f"{found.images_count} images in {found.classes_count} classes, median side {found.side_px} px")
+    print(f"wrote {made.path / 'params.yaml'}; change what you like, then `edgeloop build --preset {name}`")
     return 0
 
 
@@ -196,5 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output has gone, as in `edgeloop build | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except Exception:  # noqa: BLE001  # a bug: Python's own exit code 1 would say that the gate refused
+        traceback.print_exc()
+        code = EdgeloopError.exit_code
     sys.stdout.flush()
     raise SystemExit(code if isinstance(code, int) else 0)

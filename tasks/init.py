@@ -1,0 +1,135 @@
+"""`edgeloop init NAME DIR`: a workspace for someone's own images, with parameters that fit them."""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+
+from fleet.device.errors import UserError
+from tasks.data.decode import Decoded, decode
+from tasks.data.listing import Listing
+from tasks.prepare import FolderSource, TarSource, list_source
+from tasks.workspace import Workspace, workspaces
+
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+_SIZES_PX = (32, 48, 64, 96, 128, 160, 192, 224)
+"""Multiples of 16 up to the size the architectures were made for."""
+_SAMPLE = 200
+"""Images looked into to learn how large they are."""
+_IMAGES_SEEN = 60_000
+"""Images a training should see in all: about 25 minutes at 64 px on two cores."""
+_EPOCHS = (5, 60)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What was found in someone's folder."""
+
+    images_count: int
+    classes_count: int
+    side_px: int
+    """Median of the shorter sides of a sample."""
+
+    @property
+    def size_px(self) -> int:
+        """The largest usual input that needs no enlarging."""
+        return max((size for size in _SIZES_PX if size <= self.side_px), default=_SIZES_PX[0])
+
+    @property
+    def epochs(self) -> int:
+        """More passes over fewer images, within limits."""
+        return int(np.clip(round(_IMAGES_SEEN / self.images_count), *_EPOCHS))
+
+
+def init_workspace(root: Path, name: str, directory: Path) -> tuple[Workspace, Found]:
+    """Write workspaces/NAME into the repository `root`; the images stay where they are.
+
+    Args:
+        root: The repository.
+        name: Of the workspace, new.
+        directory: A folder of CLASS/IMAGE or SPLIT/CLASS/IMAGE, or a tar archive of one.
+
+    Raises:
+        UserError: the name cannot be used, or the folder holds no images of two classes.
+    """
+    _check_name(root, name)
+    source = directory.expanduser().resolve()
+    kind: Literal["folder", "tar"] = "tar" if source.is_file() else "folder"
+    if source == root or root.is_relative_to(source):
+        raise UserError(
+            f"{source} holds edgeloop itself",
+            allowed="a folder that holds images only",
+            next_step="name the folder with one folder a class in it",
+        )
+    listing = list_source(
+        TarSource(kind="tar", path=source) if kind == "tar" else FolderSource(kind="folder", path=source)
+    )
+    found = look(listing, source)
+    folder = root / "workspaces" / name
+    folder.mkdir(parents=True)
+    try:
+        text = _HEAD.format(source=source) + yaml.safe_dump(
+            parameters(root, kind, source, found), sort_keys=False
+        )
+        (folder / "params.yaml").write_text(text, encoding="utf-8")
+        (folder / "dvc.yaml").symlink_to("../../dvc.yaml")
+    except OSError:
+        shutil.rmtree(folder)
+        raise
+    return Workspace(name=name, path=folder, repository=root), found
+
+
+_HEAD = """# Images of {source}, read where they lie.
+# `edgeloop init` chose prepare and train by their number and size; the rest is as in the digits' params.yaml.
+# What each field means stands beside it in tasks/STAGE.py.
+"""
+
+
+def _check_name(root: Path, name: str) -> None:
+    known = workspaces(root)
+    taken = name in known or (root / "workspaces" / name).exists()
+    if taken or not _NAME.fullmatch(name):
+        raise UserError(
+            f"workspace name {name!r}" + (" is taken" if taken else ""),
+            allowed="a letter, then letters, digits and `-`, all lower case, at most 40; not "
+            + ", ".join(known),
+            next_step="choose another name" + (f", or remove workspaces/{name}" if taken else ""),
+        )
+
+
+def look(listing: Listing, source: Path) -> Found:
+    """Count images and classes, and open some to see how large they are.
+
+    Raises:
+        UserError: fewer than two classes have images, or no image of the sample can be read.
+    """
+    labels = {entry.label for entry in listing.entries if entry.label is not None}
+    if len(labels) < 2:
+        raise UserError(
+            f"{source}: {len(listing.entries)} images in {len(labels)} class folders",
+            allowed="at least two folders with images, one a class, or train/ and test/ with these inside",
+            next_step="put the images of each class into a folder named after it",
+        )
+    every = max(1, len(listing.entries) // _SAMPLE)
+    decoded = [decode(entry.read()) for entry in listing.entries[::every]]
+    sides = [min(d.image.shape[:2]) for d in decoded if isinstance(d, Decoded)]
+    if not sides:
+        raise UserError(
+            f"{source}: none of {len(decoded)} files looked into is an image that can be read",
+            allowed="JPEG, PNG, WebP, BMP, TIFF and the like",
+            next_step="convert them, or name another folder",
+        )
+    return Found(images_count=len(listing.entries), classes_count=len(labels), side_px=int(np.median(sides)))
+
+
+def parameters(root: Path, kind: str, source: Path, found: Found) -> dict[str, Any]:
+    """The params.yaml of a new workspace: the root's, with what depends on the images replaced."""
+    params: dict[str, Any] = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    params["root"] = "../.."
+    params["prepare"] = {"source": {"kind": kind, "path": str(source)}, "stored_size_px": found.size_px}
+    params["train"] |= {"preprocess": {"size_px": found.size_px}, "epochs": found.epochs}
+    return params
