@@ -1,4 +1,4 @@
-"""From a torch model to the ONNX file the MNN converter reads: batch norms folded, batch 1, same bytes each time."""
+"""From a torch model to the ONNX file MNN's converter reads: batch norms folded, batch 1, deterministic."""
 
 import contextlib
 import logging
@@ -15,6 +15,7 @@ from fleet.device.preprocess import Preprocess
 from tasks.nn.fold import fold_batch_norms
 
 OPSET = 17
+_LARGEST_BYTES = 2**31 - 2**20  # of the weights; the graph itself takes the rest
 
 
 def export_onnx(
@@ -39,7 +40,7 @@ def export_onnx(
         output_name: Name of the graph's output.
 
     Raises:
-        UserError: the model is in training mode or cannot be traced, or the layout is not torch's.
+        UserError: the model is in training mode, too large or cannot be traced, or the layout is not torch's.
         EngineError: the exporter failed or wrote a graph that the ONNX checker refuses.
     """
     if preprocess.layout != "NCHW":
@@ -48,12 +49,19 @@ def export_onnx(
             allowed="NCHW",
             next_step="set preprocess.layout to NCHW; the engine repacks tensors on its own",
         )
+    size_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
+    if size_bytes > _LARGEST_BYTES:
+        raise UserError(
+            f"{type(model).__name__} with {size_bytes / 1e9:.1f} GB of weights",
+            allowed="less than 2 GB, the limit of one protobuf file",
+            next_step="choose a smaller architecture",
+        )
     folded = fold_batch_norms(model).requires_grad_(requires_grad=False)
     example_NCHW = torch.zeros(preprocess.input_shape)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".part")
     try:
-        with warnings.catch_warnings(), _quiet_exporter():
+        with warnings.catch_warnings(), _exporter_settings():
             warnings.simplefilter("ignore")  # the exporter's deprecation and tracer notes, on every call
             torch.onnx.export(
                 folded,
@@ -77,12 +85,14 @@ def export_onnx(
 
 
 @contextlib.contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """Keep the exporter's log lines off stderr; errors still raise."""
+def _exporter_settings() -> Iterator[None]:
+    """No log lines on stderr (errors still raise), and attention as operators that ONNX has."""
     logger = logging.getLogger("torch.onnx")
-    level = logger.level
+    level, fast_attention = logger.level, torch.backends.mha.get_fastpath_enabled()
     logger.setLevel(logging.ERROR)
+    torch.backends.mha.set_fastpath_enabled(value=False)
     try:
         yield
     finally:
         logger.setLevel(level)
+        torch.backends.mha.set_fastpath_enabled(value=fast_attention)

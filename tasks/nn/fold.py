@@ -55,7 +55,7 @@ def fold_batch_norms(model: nn.Module) -> fx.GraphModule:
         if pair is None:
             continue
         producer, folded = pair
-        _set_submodule(graph_module, str(producer.target), folded)
+        set_submodule(graph_module, str(producer.target), folded)
         _bypass(node)
     return _finished(graph_module)
 
@@ -90,7 +90,8 @@ def _bypass(node: fx.Node) -> None:
     node.graph.erase_node(node)
 
 
-def _set_submodule(graph_module: fx.GraphModule, name: str, module: nn.Module) -> None:
+def set_submodule(graph_module: fx.GraphModule, name: str, module: nn.Module) -> None:
+    """Put `module` in the place of the submodule called `name`."""
     parent, _, leaf = name.rpartition(".")
     setattr(graph_module.get_submodule(parent), leaf, module)
 
