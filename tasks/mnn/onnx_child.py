@@ -1,0 +1,118 @@
+"""One side of a parity run in a process of its own: ONNX Runtime (`reference`) or MNN (`engine`).
+
+Both engines can crash or hang on a graph they do not understand, so neither runs in the caller's process.
+
+Usage: python -m tasks.mnn.onnx_child reference|optimized|engine MODEL FOLDER
+       python -m tasks.mnn.onnx_child bisect MODEL.mnn FOLDER MODEL.onnx TOLERANCE
+
+FOLDER holds `plan.json`, a list of runs; run i is {"feeds": name of an npz, "names": input names in its order,
+"fresh": whether a new session starts with this run}. Run i's outputs go to `out-i.npz` with their names in
+`out-i.json`, or its error to `error-i.txt`; an error ends the engine's work and skips a run of the reference.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fleet.device.errors import EdgeloopError
+
+Array = npt.NDArray[Any]
+
+
+def load_feeds(folder: Path, run: dict[str, Any]) -> dict[str, Array]:
+    """The inputs of one run, by tensor name; in the file they are numbered, because names are arbitrary text."""
+    with np.load(folder / run["feeds"], allow_pickle=False) as file:
+        return {name: file[str(index)] for index, name in enumerate(run["names"])}
+
+
+def save_outputs(
+    folder: Path, index: int, outputs: dict[str, Array], *, ops: list[tuple[str, str, bool]]
+) -> None:
+    """Write one run's outputs; the JSON comes last, so that its presence means the run is complete."""
+    np.savez(folder / f"out-{index}.npz", **{str(i): v for i, v in enumerate(outputs.values())})  # type: ignore[arg-type]  # numpy types savez's **kwds as bool
+    (folder / f"out-{index}.json").write_text(
+        json.dumps({"names": list(outputs), "ops": ops}), encoding="utf-8"
+    )
+
+
+def reference(model: Path, folder: Path, plan: list[dict[str, Any]], *, optimized: bool) -> None:
+    """Run every entry of the plan in ONNX Runtime; a run that fails is recorded and the next one is tried."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
+    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    for index, run in enumerate(plan):
+        try:
+            values = session.run(names, load_feeds(folder, run))
+        except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors share no narrower base
+            (folder / f"error-{index}.txt").write_text(str(error), encoding="utf-8")
+            continue
+        save_outputs(folder, index, dict(zip(names, map(np.asarray, values), strict=True)), ops=[])
+
+
+def engine(model: Path, folder: Path, plan: list[dict[str, Any]]) -> None:
+    """Run every entry of the plan in MNN: traced when a session is new, plainly otherwise."""
+    from fleet.device.engine import Session
+
+    session: Session | None = None
+    for index, run in enumerate(plan):
+        feeds = load_feeds(folder, run)
+        try:
+            ops: list[tuple[str, str, bool]] = []
+            if session is None or run["fresh"]:
+                if session is not None:
+                    session.close()
+                session = Session(model, shapes={name: value.shape for name, value in feeds.items()})
+                outputs, trace = session.trace(as_declared(session, feeds))
+                ops = [(op.name, op.type, op.int8) for op in trace]
+            else:
+                outputs = session.run(as_declared(session, feeds))
+        except EdgeloopError as error:
+            (folder / f"error-{index}.txt").write_text(str(error), encoding="utf-8")
+            return
+        save_outputs(folder, index, outputs, ops=ops)
+
+
+def as_declared(session: Any, feeds: dict[str, Array]) -> dict[str, Array]:
+    """The feeds in the element types the engine declares: it narrows int64 and bool inputs to int32."""
+    session.resize_if_needed({name: value.shape for name, value in feeds.items()})
+    specs = session.inputs
+    return {
+        name: value.astype(specs[name].dtype) if name in specs and specs[name].dtype != "unknown" else value
+        for name, value in feeds.items()
+    }
+
+
+def bisect(model: Path, folder: Path, plan: list[dict[str, Any]], onnx_path: Path, tolerance: float) -> None:
+    """Write the first diverging layer for the plan's only run to bisect.json, if there is one."""
+    from tasks.mnn.bisect import first_divergence
+
+    found = first_divergence(onnx_path, model, load_feeds(folder, plan[0]), tolerance=tolerance)
+    if found is not None:
+        record = {"op": found.layer.op_type, "node": found.layer.name, "text": str(found)}
+        (folder / "bisect.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def main() -> None:
+    """Dispatch; see the module's docstring."""
+    side, model, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    if side == "bisect":
+        bisect(model, folder, plan, Path(sys.argv[4]), float(sys.argv[5]))
+    elif side == "engine":
+        engine(model, folder, plan)
+    else:
+        reference(model, folder, plan, optimized=side == "optimized")
+
+
+if __name__ == "__main__":
+    main()

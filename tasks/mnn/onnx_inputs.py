@@ -1,0 +1,259 @@
+"""Inputs for proving a conversion when only the ONNX is known: which shapes to run at, and which values.
+
+A graph that is right on one lucky input proves little. So every input is drawn from several distributions, and a
+graph that declares a dynamic axis is run at two sizes of that axis.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from fleet.device.errors import UserError
+
+Array = npt.NDArray[Any]
+Shapes = Mapping[str, tuple[int, ...]]
+
+# Sizes tried for dynamic axes, in this order, until the graph runs: (pixels of a spatial axis, length of another).
+_FIRST_SIZES = ((64, 16), (224, 16), (32, 8), (16, 4), (8, 2), (640, 32), (4, 1))
+_BATCH, _OTHER_BATCH = 1, 3
+_FLOATS = ("float16", "float32", "float64")
+_INTEGER_LIMITS = (2, 1, 4, 8)  # exclusive upper bounds: small enough to be valid indices of small axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphInput:
+    """One input as the graph declares it."""
+
+    name: str
+    dtype: str
+    """numpy name."""
+    dims: tuple[int | str, ...]
+    """Extents; a string names a dynamic axis, the same string the same extent."""
+    kinds: tuple[str, ...] = field(default=())
+    """What a dynamic axis seems to be: batch, channel, spatial or length."""
+
+
+def graph_inputs(model: onnx.ModelProto) -> tuple[GraphInput, ...]:
+    """The inputs that a caller must feed.
+
+    Raises:
+        UserError: an input is no tensor, or has a dtype no engine input can have.
+    """
+    constants = {tensor.name for tensor in model.graph.initializer}
+    found = []
+    for value in model.graph.input:
+        if value.name in constants:
+            continue
+        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+            raise UserError(
+                f"input {value.name!r} is no tensor with a known number of axes",
+                allowed="tensors; an axis may be dynamic",
+                next_step="export the model again with declared input shapes",
+            )
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)).name
+        if dtype not in (*_FLOATS, "int8", "uint8", "int32", "int64", "bool"):
+            raise UserError(
+                f"input {value.name!r} has dtype {dtype}",
+                allowed="float16, float32, float64, int8, uint8, int32, int64, bool",
+                next_step="cast the input before the model",
+            )
+        dims = _dims(value)
+        found.append(
+            GraphInput(name=value.name, dtype=dtype, dims=dims, kinds=_kinds(model, value.name, dims))
+        )
+    return tuple(found)
+
+
+def _dims(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
+    dims = value.type.tensor_type.shape.dim
+    unnamed = [f"{value.name}[{axis}]" if axis else "batch of every input" for axis in range(len(dims))]
+    return tuple(
+        d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else d.dim_param or unnamed[axis]
+        for axis, d in enumerate(dims)
+    )
+
+
+def _kinds(model: onnx.ModelProto, name: str, dims: tuple[int | str, ...]) -> tuple[str, ...]:
+    """A guess from the position alone: it only decides which sizes are tried first."""
+    readers = [node.op_type for node in model.graph.node if name in node.input]
+    kinds = []
+    for axis in range(len(dims)):
+        if axis == 0:
+            kinds.append("batch")
+        elif len(dims) < 4:
+            kinds.append("length")
+        elif (
+            axis == 1
+            and not isinstance(dims[-1], int)
+            and (set(readers) & {"Conv", "ConvTranspose"} or len(dims) > 4)
+        ):
+            kinds.append("channel")
+        else:
+            kinds.append("spatial")
+    return tuple(kinds)
+
+
+def is_dynamic(inputs: Sequence[GraphInput]) -> bool:
+    """Whether any axis is dynamic."""
+    return any(isinstance(d, str) for graph_input in inputs for d in graph_input.dims)
+
+
+def first_shapes(inputs: Sequence[GraphInput], model: onnx.ModelProto) -> Iterator[Shapes]:
+    """Shapes to try first, small ones before large ones; static inputs give exactly one."""
+    for pixels, length in _FIRST_SIZES if is_dynamic(inputs) else _FIRST_SIZES[:1]:
+        sizes = {"batch": _BATCH, "channel": _channels(model), "spatial": pixels, "length": length}
+        yield _assign(inputs, lambda kind, _axis, sizes=sizes: sizes[kind])
+
+
+def other_shapes(inputs: Sequence[GraphInput], first: Shapes) -> Iterator[Shapes]:
+    """Shapes in which every dynamic axis differs from `first`; several, because some graphs need square inputs."""
+    taken = {g.name: first[g.name] for g in inputs}
+    batch = _OTHER_BATCH if all(s[:1] != (_OTHER_BATCH,) for s in taken.values()) else _BATCH
+    for grow in ((32, 64), (32, 32), (1, 2), (64, 64), (160, 160), (-32, -32)):
+        for longer in (8, -1):
+            yield _changed(inputs, first, batch, grow, longer)
+
+
+def _changed(
+    inputs: Sequence[GraphInput], first: Shapes, batch: int, grow: tuple[int, int], longer: int
+) -> dict[str, tuple[int, ...]]:
+    values: dict[str, int] = {}
+    shapes = {}
+    for g in inputs:
+        shape = []
+        for axis, (dim, kind, size) in enumerate(zip(g.dims, g.kinds, first[g.name], strict=True)):
+            change = {"batch": batch - size, "channel": 0, "spatial": grow[axis % 2], "length": longer}[kind]
+            shape.append(values.setdefault(dim, max(size + change, 1)) if isinstance(dim, str) else size)
+        shapes[g.name] = tuple(shape)
+    return shapes
+
+
+def _assign(inputs: Sequence[GraphInput], size_of: Any) -> dict[str, tuple[int, ...]]:
+    values: dict[str, int] = {}
+    return {
+        g.name: tuple(
+            values.setdefault(dim, size_of(kind, axis)) if isinstance(dim, str) else dim
+            for axis, (dim, kind) in enumerate(zip(g.dims, g.kinds, strict=True))
+        )
+        for g in inputs
+    }
+
+
+def _channels(model: onnx.ModelProto) -> int:
+    """Channels the first convolution reads, for graphs that leave even that axis open; else 3."""
+    weights = {tensor.name: tensor.dims for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Conv" and node.input[1] in weights:
+            groups = next((a.i for a in node.attribute if a.name == "group"), 1)
+            return int(weights[node.input[1]][1]) * groups
+    return 3
+
+
+def parse_shapes(texts: Sequence[str]) -> dict[str, list[tuple[int, ...]]]:
+    """Shapes as a user writes them, NAME=1,3,224,224; a name given several times has several.
+
+    Raises:
+        UserError: a text of another form.
+    """
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for text in texts:
+        name, separator, extents = text.rpartition("=")
+        if not separator or not name or not re.fullmatch(r"\d{1,6}(,\d{1,6})*", extents):
+            raise UserError(
+                f"--shape {text!r}",
+                allowed="NAME=N,N,... with the input's name and its extents, e.g. images=1,3,224,224",
+                next_step="correct --shape; repeat it for several sizes or inputs",
+            )
+        shapes.setdefault(name, []).append(tuple(int(n) for n in extents.split(",")))
+    return shapes
+
+
+def explicit_shapes(
+    inputs: Sequence[GraphInput], asked: Mapping[str, Sequence[tuple[int, ...]]]
+) -> list[Shapes]:
+    """The shapes a user asked for, completed with the static inputs; the k-th shapes of all inputs go together.
+
+    Raises:
+        UserError: an unknown input, a shape that contradicts the graph, or counts that do not match.
+    """
+    known = {g.name: g for g in inputs}
+    count = max(len(shapes) for shapes in asked.values())
+    for name, shapes in asked.items():
+        if name not in known:
+            raise _bad_shape(f"shape for {name!r}, which is no input", inputs)
+        if len(shapes) not in (1, count):
+            raise _bad_shape(f"{len(shapes)} shapes for {name!r}, but {count} for another input", inputs)
+        for shape in shapes:
+            dims = known[name].dims
+            fits = len(shape) == len(dims) and min(shape, default=1) > 0
+            if not fits or any(isinstance(d, int) and d != s for d, s in zip(dims, shape, strict=True)):
+                raise _bad_shape(f"shape {shape} for {name!r}", inputs)
+    for g in inputs:
+        if g.name not in asked and any(isinstance(d, str) for d in g.dims):
+            raise _bad_shape(f"no shape for the dynamic input {g.name!r}", inputs)
+    return [
+        {
+            g.name: tuple(asked[g.name][k % len(asked[g.name])])
+            if g.name in asked
+            else tuple(int(d) for d in g.dims)
+            for g in inputs
+        }
+        for k in range(count)
+    ]
+
+
+def _bad_shape(got: str, inputs: Sequence[GraphInput]) -> UserError:
+    declared = "; ".join(f"{g.name}={','.join(map(str, g.dims))}" for g in inputs)
+    return UserError(
+        got,
+        allowed=f"extents that fit {declared}",
+        next_step="give --shape name=1,3,224,224, once for each size to prove, for every dynamic input",
+    )
+
+
+# The distributions, by name. The plain ones are what a model expects; `ties` has equal values, `small` shows an
+# epsilon that was lost, `wide` saturates. Values beyond about 80 are left out: the engine's exponential ends there.
+PLAIN = ("normal", "unit", "negative")
+DISTRIBUTIONS = (*PLAIN, "ties", "wide", "small")
+_TIE_STEP, _HALF_STEP = 0.37, 0.5
+
+
+def seeded_feeds(
+    inputs: Sequence[GraphInput], shapes: Shapes, distribution: str, seed: int, *, halves: bool = False
+) -> dict[str, Array]:
+    """One set of inputs.
+
+    Args:
+        inputs: What the graph declares.
+        shapes: Extents of every input.
+        distribution: A member of DISTRIBUTIONS; integers and booleans vary in their limits instead.
+        seed: Same seed, same values.
+        halves: Let `ties` be multiples of one half, for graphs that round.
+    """
+    number = DISTRIBUTIONS.index(distribution)
+    rng = np.random.default_rng([seed, number])
+    step = _HALF_STEP if halves else _TIE_STEP
+    return {g.name: _values(rng, g.dtype, shapes[g.name], distribution, number, step) for g in inputs}
+
+
+def _values(
+    rng: np.random.Generator, dtype: str, shape: tuple[int, ...], distribution: str, number: int, step: float
+) -> Array:
+    if dtype == "bool":
+        return rng.random(shape) < (0.5, 0.1, 0.9)[number % 3]
+    if dtype not in _FLOATS:
+        return rng.integers(0, _INTEGER_LIMITS[number % len(_INTEGER_LIMITS)], shape).astype(dtype)
+    draw: dict[str, Callable[[], Array]] = {
+        "normal": lambda: rng.standard_normal(shape),
+        "unit": lambda: rng.random(shape),
+        "negative": lambda: -rng.random(shape),
+        "ties": lambda: rng.integers(-5, 6, shape) * step,
+        "wide": lambda: 10 * rng.standard_normal(shape),
+        "small": lambda: 0.01 * rng.standard_normal(shape),
+    }
+    return np.asarray(draw[distribution]()).astype(dtype)

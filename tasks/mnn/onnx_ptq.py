@@ -1,0 +1,297 @@
+"""Post-training quantisation of an arbitrary ONNX: scales measured on real images, handed over as MNN takes them.
+
+The cheap alternative to training with fake-quantised layers. Convolutions become int8, everything else stays float.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+
+from fleet.device.errors import EngineError, UserError
+from fleet.device.preprocess import Preprocess
+from tasks.data.decode import Decoded, decode
+from tasks.mnn.onnx_inputs import GraphInput
+from tasks.mnn.source import attribute
+from tasks.progress import track
+
+Array = npt.NDArray[Any]
+
+Q_MAX = 127
+_BINS = 2048
+_CLIPS = np.linspace(0.3, 1.0, 36)  # shares of the largest value that are tried as the end of the range
+_SMALLEST = 1e-6  # of a range: a tensor that is always zero still needs a scale
+RECOMMENDED_IMAGES = 500
+FEWEST_IMAGES = 100
+"""Below this the scales of rare activations are a matter of luck."""
+_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".avif"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Real images as model inputs."""
+
+    files: tuple[Path, ...]
+    input_name: str
+    preprocess: Preprocess
+
+    @property
+    def warning(self) -> str:
+        """What is wrong with the number of images; empty when nothing is."""
+        if len(self.files) >= FEWEST_IMAGES:
+            return ""
+        return (
+            f"calibrated on {len(self.files)} images: use {RECOMMENDED_IMAGES} or more, at least {FEWEST_IMAGES}, "
+            f"from the scene and neither trained on nor tested on"
+        )
+
+    def feeds(self, batch: int, count: int | None = None) -> Iterator[dict[str, Array]]:
+        """The first `count` images in batches of exactly `batch`, an incomplete one left out.
+
+        Raises:
+            UserError: a file is no usable image.
+        """
+        files = self.files[:count]
+        for start in range(0, len(files) - batch + 1, batch):
+            images = [_read(file) for file in files[start : start + batch]]
+            yield {self.input_name: self.preprocess.batch(images)}
+
+
+def open_calibration(
+    folder: Path, inputs: Sequence[GraphInput], preprocess: Preprocess | None
+) -> Calibration:
+    """The images of a folder, with the preprocessing that fits the model's only input.
+
+    Args:
+        folder: Searched with its subfolders, in the order of the paths.
+        inputs: The model's.
+        preprocess: How an image becomes an input; None: ImageNet's mean and deviation at the input's size.
+
+    Raises:
+        UserError: no images, or a model whose input is no picture.
+    """
+    files = tuple(sorted(f for f in folder.rglob("*") if f.suffix.lower() in _SUFFIXES and f.is_file()))
+    if not files:
+        raise UserError(
+            f"calibration folder {folder} holds no images",
+            allowed=f"{RECOMMENDED_IMAGES} to 1000 real images ({', '.join(sorted(_SUFFIXES))})",
+            next_step="name a folder of images from the scene, neither trained on nor tested on",
+        )
+    fitting = preprocess or _fitting(inputs)
+    if len(inputs) != 1 or fitting is None:
+        raise UserError(
+            f"inputs {', '.join(f'{g.name}{list(g.dims)}' for g in inputs)}",
+            allowed="one float32 input [N, 3, S, S] or [N, S, S, 3] for --int8",
+            next_step="convert without --int8, or export the model with one square image input",
+        )
+    return Calibration(files=files, input_name=inputs[0].name, preprocess=fitting)
+
+
+def _fitting(inputs: Sequence[GraphInput], default_px: int = 224) -> Preprocess | None:
+    dims = inputs[0].dims
+    if len(dims) != 4 or inputs[0].dtype != "float32":
+        return None
+    sides = {d for d in (dims[2:] if dims[1] == 3 else dims[1:3]) if isinstance(d, int)}
+    if len(sides) > 1 or 3 not in (dims[1], dims[3]):
+        return None
+    layout = "NCHW" if dims[1] == 3 else "NHWC"
+    return Preprocess(size_px=sides.pop() if sides else default_px, layout=layout)
+
+
+def _read(file: Path) -> npt.NDArray[np.uint8]:
+    decoded = decode(file.read_bytes())
+    if isinstance(decoded, Decoded):
+        return decoded.image
+    raise UserError(
+        f"calibration image {file}: {decoded.reason}",
+        allowed="images that open",
+        next_step="remove the file from the calibration folder",
+    )
+
+
+def fold(path: Path, folded: Path) -> onnx.ModelProto:
+    """Write the model with its batch norms folded into the convolutions, as the converter will fold them.
+
+    Raises:
+        EngineError: ONNX Runtime cannot load it.
+    """
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(folded)
+    options.log_severity_level = 4
+    _session(path, options)
+    return onnx.load(str(folded))
+
+
+def quantise(model: onnx.ModelProto, calibration: Calibration, folder: Path) -> Path:
+    """Measure the scales of every convolution that can be int8.
+
+    Args:
+        model: Float, batch norms folded, shapes inferred.
+        calibration: Real images.
+        folder: Where compression.json goes.
+
+    Returns:
+        MNN's compression parameters.
+
+    Raises:
+        EngineError: the model has no convolution that can be int8.
+        UserError: an image cannot be used.
+    """
+    layers = _quantisable(model)
+    if not layers:
+        raise EngineError("no convolution of the model can be int8 (fixed 2-D weights, not first, not last)")
+    tensors = sorted({name for layer in layers for name in (layer.input, layer.output)})
+    scales = _measure(model, tensors, calibration)
+    for layer in layers:
+        if layer.relu6:  # the engine's fused ReLU6 ends only where int8 ends
+            scales[layer.output] = min(scales[layer.output], 6 / Q_MAX)
+    records = [_record(layer, scales) for layer in layers]
+    path = folder / "compression.json"
+    document = {"version": "0.0.0", "algo": [{"type": "QUANTIZE", "quantParams": {"layer": records}}]}
+    path.write_text(json.dumps(document, sort_keys=True), encoding="utf-8")
+    return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layer:
+    input: str
+    weight: str
+    output: str
+    """After the fused activation: the converter finds the layer by it."""
+    weight_scales: tuple[float, ...]
+    relu6: bool
+
+
+def _quantisable(model: onnx.ModelProto) -> list[_Layer]:
+    """The convolutions that the engine computes in int8, but for the first, which reads the picture itself."""
+    constants = {t.name: t for t in model.graph.initializer}
+    outputs = {o.name for o in model.graph.output}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    producers = {name: node for node in model.graph.node for name in node.output}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    layers = []
+    for node in model.graph.node:
+        if node.op_type != "Conv" or node.input[1] not in constants or node.input[0] not in producers:
+            continue
+        weight = onnx.numpy_helper.to_array(constants[node.input[1]])
+        groups = attribute(node, "group", 1)
+        depthwise = groups == len(weight) and weight.shape[1] == 1
+        activation = _fused(node, readers, outputs, constants)
+        output = (activation or node).output[0]
+        if weight.ndim != 4 or (groups != 1 and not depthwise) or output in outputs or node.output[0] in outputs:
+            continue
+        if _reads_pooled(node, producers):
+            continue
+        largest = np.abs(weight.reshape(len(weight), -1)).max(axis=1)
+        floor = max(float(largest.max()), 1.0) * _SMALLEST
+        layers.append(
+            _Layer(
+                input=node.input[0],
+                weight=node.input[1],
+                output=output,
+                weight_scales=tuple(float(v) for v in np.maximum(largest, floor) / Q_MAX),
+                relu6=activation is not None and activation.op_type == "Clip",
+            )
+        )
+    return layers
+
+
+def _fused(
+    conv: onnx.NodeProto,
+    readers: Mapping[str, list[onnx.NodeProto]],
+    outputs: set[str],
+    constants: Mapping[str, onnx.TensorProto],
+) -> onnx.NodeProto | None:
+    """The Relu or Clip(0, 6) that the converter fuses into a convolution."""
+    following = readers.get(conv.output[0], [])
+    if len(following) != 1 or conv.output[0] in outputs:
+        return None
+    node = following[0]
+    if node.op_type == "Relu":
+        return node
+    limits = [constants.get(name) for name in node.input[1:]] if node.op_type == "Clip" else []
+    values = [float(onnx.numpy_helper.to_array(limit)) for limit in limits if limit is not None]
+    return node if values == [0.0, 6.0] else None
+
+
+def _reads_pooled(conv: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto]) -> bool:
+    """Whether the input comes from a pooling that goes wrong in int8.
+
+    Averages are quantised with the scale of their result before they are taken, and maxima of negative values
+    are wrong on x86: only a MaxPool right after a Relu is safe.
+    """
+    node = producers[conv.input[0]]
+    if node.op_type == "MaxPool":
+        before = producers.get(node.input[0])
+        return before is None or before.op_type != "Relu"
+    return node.op_type in {"GlobalAveragePool", "AveragePool", "ReduceMean"}
+
+
+def _measure(model: onnx.ModelProto, tensors: Sequence[str], calibration: Calibration) -> dict[str, float]:
+    """Per tensor, the scale with the least mean square rounding error over all images; two passes."""
+    augmented = onnx.ModelProto()
+    augmented.CopyFrom(model)
+    del augmented.graph.output[:]
+    augmented.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = _session(augmented.SerializeToString(), options)
+    batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_value or 1
+    count = len(calibration.files) // batch
+    if count == 0:
+        raise UserError(
+            f"{len(calibration.files)} calibration images for a model with batch {batch}",
+            allowed=f"at least {batch} images",
+            next_step="add images, or export the model with batch 1",
+        )
+
+    def passes(title: str) -> Iterator[list[Array]]:
+        for feeds in track(calibration.feeds(batch), title, count):
+            yield session.run(list(tensors), feeds)
+
+    largest = np.zeros(len(tensors))
+    for values in passes("calibrate: ranges"):
+        largest = np.maximum(largest, [float(np.abs(v).max()) for v in values])
+    largest = np.maximum(largest, _SMALLEST)
+    counts = np.zeros((len(tensors), _BINS))
+    for values in passes("calibrate: histograms"):
+        for i, value in enumerate(values):
+            counts[i] += np.histogram(np.abs(value), bins=_BINS, range=(0, float(largest[i])))[0]
+    return {name: _best_clip(counts[i], float(largest[i])) / Q_MAX for i, name in enumerate(tensors)}
+
+
+def _best_clip(counts: npt.NDArray[np.float64], largest: float) -> float:
+    """The end of the range that loses least: rounding inside it against clamping beyond it."""
+    centres = (np.arange(_BINS) + 0.5) * (largest / _BINS)
+    losses = []
+    for share in _CLIPS:
+        step = share * largest / Q_MAX
+        quantised = np.minimum(np.round(centres / step), Q_MAX) * step
+        losses.append(float((counts * (centres - quantised) ** 2).sum()))
+    return float(_CLIPS[int(np.argmin(losses))]) * largest
+
+
+def _record(layer: _Layer, scales: Mapping[str, float]) -> dict[str, Any]:
+    clamp = {"bits": 8, "clampMin": -Q_MAX, "clampMax": Q_MAX}
+    return {
+        "input": [{"name": layer.input, "scales": [scales[layer.input]], "zeroPoint": 0, **clamp}],
+        "weight": [{"name": layer.weight, "scales": list(layer.weight_scales), **clamp}],
+        "output": [{"name": layer.output, "scales": [scales[layer.output]], "zeroPoint": 0, **clamp}],
+    }
+
+
+def _session(model: Path | bytes, options: Any) -> Any:
+    source = model if isinstance(model, bytes) else str(model)
+    try:
+        return onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors share no narrower base
+        raise EngineError("ONNX Runtime cannot load the model to calibrate it", engine_said=str(error)) from error

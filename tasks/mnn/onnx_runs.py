@@ -1,0 +1,134 @@
+"""Running a model in ONNX Runtime or MNN in a child process that may crash, hang or eat memory.
+
+The children are `tasks/mnn/onnx_child.py`; arrays travel through files in a temporary folder.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Outputs = dict[str, Array]
+Side = Literal["reference", "optimized", "engine"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run: what goes in, and whether it starts a new session."""
+
+    feeds: Mapping[str, Array]
+    fresh: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What became of one run."""
+
+    outputs: Outputs | None
+    """None when the run failed or was never reached."""
+    error: str = ""
+    ops: tuple[tuple[str, str, bool], ...] = ()
+    """Engine, first run of a session only: (name, type, computed in int8) of each operator that executed."""
+
+
+def run_child(
+    side: Side, model: Path, plan: Sequence[Planned], *, timeout_s: float, malloc_fill: int | None = None
+) -> list[Done]:
+    """Run every entry of `plan`.
+
+    Args:
+        side: ONNX Runtime with (`optimized`) or without (`reference`) graph optimisations, or MNN (`engine`).
+        model: The .onnx or .mnn file.
+        plan: The runs, in order.
+        timeout_s: Limit for all of them together.
+        malloc_fill: Byte that fresh memory is filled with, so that values read before they were written differ
+            from run to run; None leaves the allocator alone.
+
+    Returns:
+        One entry a run. A crash or time-out is the error of every run that has no result.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeloop-runs-") as name:
+        folder = Path(name)
+        _write_plan(folder, plan)
+        end = _wait([side, str(model.resolve()), name], timeout_s, malloc_fill)
+        return [_read(folder, index, end) for index in range(len(plan))]
+
+
+def run_bisect(
+    onnx_path: Path, mnn: Path, feeds: Mapping[str, Array], *, tolerance: float, timeout_s: float
+) -> dict[str, str] | None:
+    """The first diverging layer as `op`, `node` and `text`, found in a child; None when it finds none or fails."""
+    with tempfile.TemporaryDirectory(prefix="edgeloop-bisect-") as name:
+        folder = Path(name)
+        _write_plan(folder, [Planned(feeds)])
+        _wait(["bisect", str(mnn), name, str(onnx_path), str(tolerance)], timeout_s, None)
+        found = folder / "bisect.json"
+        return json.loads(found.read_text(encoding="utf-8")) if found.exists() else None
+
+
+def _write_plan(folder: Path, plan: Sequence[Planned]) -> None:
+    files: dict[int, str] = {}
+    entries = []
+    for run in plan:
+        file = files.setdefault(id(run.feeds), f"feeds-{len(files)}.npz")
+        if not (folder / file).exists():
+            arrays = {str(i): value for i, value in enumerate(run.feeds.values())}
+            np.savez(folder / file, **arrays)  # type: ignore[arg-type]  # numpy types savez's **kwds as bool
+        entries.append({"feeds": file, "names": list(run.feeds), "fresh": run.fresh})
+    (folder / "plan.json").write_text(json.dumps(entries), encoding="utf-8")
+
+
+def _wait(arguments: Sequence[str], timeout_s: float, malloc_fill: int | None) -> str:
+    """Run the child to its end; "" or how it failed."""
+    argv = [sys.executable, "-m", "tasks.mnn.onnx_child", *arguments]
+    env = dict(os.environ, OMP_NUM_THREADS="1")
+    if malloc_fill is not None:
+        env["MALLOC_PERTURB_"] = str(malloc_fill)
+    with (
+        tempfile.TemporaryFile() as sink,
+        subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+        ) as child,
+    ):
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return f"ran past its limit of {timeout_s:g} s"
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+        sink.seek(0)
+        said = sink.read().decode("utf-8", "replace").strip().splitlines()
+    if code == 0:
+        return ""
+    how = (
+        f"crashed with {signal.Signals(-code).name}" if code < 0 else f"failed: {said[-1] if said else code}"
+    )
+    return how
+
+
+def _read(folder: Path, index: int, end: str) -> Done:
+    record, error = folder / f"out-{index}.json", folder / f"error-{index}.txt"
+    if record.exists():
+        meta = json.loads(record.read_text(encoding="utf-8"))
+        with np.load(folder / f"out-{index}.npz", allow_pickle=False) as file:
+            outputs = {name: file[str(i)] for i, name in enumerate(meta["names"])}
+        return Done(outputs=outputs, ops=tuple((n, t, i) for n, t, i in meta["ops"]))
+    if error.exists():
+        return Done(outputs=None, error=error.read_text(encoding="utf-8").strip())
+    return Done(outputs=None, error=end or "was not reached")
