@@ -5,64 +5,60 @@ into its output. `convert` turns each of these into one error or into the same b
 through the wheel's command line, which installs packages and uploads arguments.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fleet.device.engine import ENGINE_VERSION, TensorSpec
 from fleet.device.errors import EngineError, UserError
+from tasks.mnn.audit import Audit, audit
 from tasks.mnn.graph import MnnGraph, parse_graph
+from tasks.mnn.onnx_read import write_onnx
+from tasks.mnn.request import ConvertOptions, refusals
 from tasks.mnn.source import Source, read_source
 
+__all__ = ["Conversion", "ConvertOptions", "convert", "dump", "supported_ops"]
+
 _CHILD = Path(__file__).with_name("converter_child.py")
+_MEMORY_BYTES, _FILE_BYTES = 16 << 30, 4 << 30  # of a child: address space, largest file
 _UUID = re.compile(rb"\x24\0\0\0([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\0")  # a flatbuffer string
 # Words of failure, looked for in lines that carry no tensor name.
 _FAILURE = re.compile(
-    r"\berror|\bfail|not support|don't support|unsupport|invalid|mismatch|can't|cannot|unknown|assert|abort"
-    r"|exception|MNN::Express::Module",
+    r"\berror|\bfail|not support|don't support|unsupport|invalid|mismatch|can't|cannot|unknown|unexpected"
+    r"|assert|abort|exception",
     re.IGNORECASE,
 )
-_NAMES_ONLY = re.compile(r"^(input|output)Tensors *:|Check it out ==> ")
-_GIB = 1 << 30
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConvertOptions:
-    """What is asked of the converter; everything but the timeout goes into the model's uuid."""
-
-    biz_code: str = "edgeloop"
-    """Business tag stored in the model."""
-    fp16: bool = False
-    """Store weights in half precision."""
-    weight_bits: int | None = None
-    """8: weight-only int8 of the layers that `compression` does not name; None: as in the ONNX."""
-    compression: Path | None = None
-    """MNN's compression parameters (JSON): the scales of the int8 layers."""
-    timeout_s: float = 600.0
-    """Limit for each step of the conversion."""
+_NAMES = re.compile(r"^(input|output)Tensors *:|Check it out ==> ")
+_SUBGRAPHS = "please use MNN::Express::Module"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """A model that was converted, opened and, where its shapes are static, run once."""
+    """A model that was converted, opened, audited and, where its shapes are static, run once."""
 
     path: Path
     source_sha256: str
-    """Of the ONNX and its external data."""
+    """Of the ONNX file."""
     sha256: str
     size_bytes: int
     engine_version: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    int8_ops_ran: int | None
+    """Operators that computed in int8 when the model ran; None when its shapes are dynamic."""
+    audit: Audit
     log: tuple[str, ...]
     """Everything the converter said, line by line."""
 
@@ -80,27 +76,33 @@ def convert(onnx: Path, out: Path, options: ConvertOptions | None = None) -> Con
 
     Raises:
         UserError: the ONNX or an option cannot be used, or `out` cannot be written.
-        EngineError: the converter crashed, hung, complained, or wrote nothing or a model that does not open.
+        EngineError: the converter crashed, hung or complained, or its model does not run or pass the audit.
     """
     options = options or ConvertOptions()
     source = read_source(onnx)
-    with tempfile.TemporaryDirectory(prefix="edgeloop-convert-") as folder:
-        made = Path(folder) / "model.mnn"
-        said = _run(["convert", *_arguments(source, made, options)], onnx.name, options.timeout_s)
-        _check_said(onnx.name, said, made)
-        _set_uuid(made, source, options)
-        seen = _inspect(made, onnx.name, options.timeout_s)
-        _check_interface(source, seen)
+    _refuse(source, refusals(source, options))
+    with _scratch() as folder:
+        checked, made = folder / "model.onnx", folder / "model.mnn"
+        write_onnx(source.model, checked)
+        said = _run(["convert", *_arguments(checked, made, options)], folder, source.name, options.timeout_s)
+        _check_said(source.name, said, made)
+        _set_uuid(made, checked, options)
+        seen = _inspect(made, source, options.timeout_s)
+        size_bytes = made.stat().st_size
+        found = audit(source, dump(made, timeout_s=options.timeout_s), size_bytes, options)
+        _refuse(source, list(found.reasons))
+        sha256 = hashlib.sha256(made.read_bytes()).hexdigest()
         _publish(made, out)
-    data = out.read_bytes()
     return Conversion(
         path=out,
         source_sha256=source.sha256,
-        sha256=hashlib.sha256(data).hexdigest(),
-        size_bytes=len(data),
-        engine_version=str(seen["engine_version"]),
-        inputs=tuple(TensorSpec(**{**s, "shape": tuple(s["shape"])}) for s in seen["inputs"]),
-        outputs=tuple(TensorSpec(**{**s, "shape": tuple(s["shape"])}) for s in seen["outputs"]),
+        sha256=sha256,
+        size_bytes=size_bytes,
+        engine_version=ENGINE_VERSION,
+        inputs=tuple(_spec(record) for record in seen["inputs"]),
+        outputs=tuple(_spec(record) for record in seen["outputs"]),
+        int8_ops_ran=seen["ran"] and seen["ran"]["int8_ops"],
+        audit=found,
         log=tuple(said.splitlines()),
     )
 
@@ -111,22 +113,34 @@ def dump(mnn: Path, *, timeout_s: float = 600.0) -> MnnGraph:
     Raises:
         EngineError: the converter cannot read it.
     """
-    return parse_graph(_dump_json(mnn, timeout_s))
-
-
-def _dump_json(mnn: Path, timeout_s: float) -> str:
-    """The model as the converter prints it: JSON with every operator, scale and weight."""
-    with tempfile.TemporaryDirectory(prefix="edgeloop-dump-") as folder:
-        made = Path(folder) / "model.json"
-        arguments = ["-f", "MNN", "--modelFile", str(mnn.resolve()), "--JsonFile", str(made)]
-        said = _run(["convert", *arguments], mnn.name, timeout_s)
+    with _scratch() as folder:
+        stripped, made = folder / "stripped.mnn", folder / "model.json"
+        arguments = ["--MNNModel", str(stripped), "--optimizeLevel", "0", "--saveExternalData"]
+        said = ""
+        for model, step in ((mnn.resolve(), arguments), (stripped, ["--JsonFile", str(made)])):
+            said += _run(
+                ["convert", "-f", "MNN", "--modelFile", str(model), *step], folder, mnn.name, timeout_s
+            )
         if not made.is_file():
             raise EngineError(f"{mnn.name}: the converter could not dump it", engine_said=said.strip())
-        return made.read_text(encoding="utf-8")
+        weights = stripped.with_name(f"{stripped.name}.weight")
+        return parse_graph(
+            made.read_text(encoding="utf-8"), weights.read_bytes() if weights.exists() else b""
+        )
 
 
-def _arguments(source: Source, made: Path, options: ConvertOptions) -> list[str]:
-    arguments = ["-f", "ONNX", "--modelFile", str(source.path.resolve()), "--MNNModel", str(made)]
+def supported_ops() -> frozenset[str]:
+    """ONNX operator types that this engine's converter knows."""
+    with _scratch() as folder:
+        said = _run(["convert", "-f", "ONNX", "--OP"], folder, "operator list", 60.0)
+    names = said.partition("support Ops")[2].partition("Total:")[0].split()
+    if not names:
+        raise EngineError("the converter listed no operators", engine_said=said.strip())
+    return frozenset(names)
+
+
+def _arguments(checked: Path, made: Path, options: ConvertOptions) -> list[str]:
+    arguments = ["-f", "ONNX", "--modelFile", str(checked), "--MNNModel", str(made)]
     arguments += ["--bizCode", options.biz_code]
     if options.fp16:
         arguments.append("--fp16")
@@ -137,27 +151,38 @@ def _arguments(source: Source, made: Path, options: ConvertOptions) -> list[str]
     return arguments
 
 
-def _run(command: list[str], model_name: str, timeout_s: float) -> str:
-    """Run the child to its end and return all it printed.
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder for one child: the converter also spills large weights into its working directory."""
+    with tempfile.TemporaryDirectory(prefix="edgeloop-convert-") as folder:
+        yield Path(folder)
+
+
+def _run(command: list[str], folder: Path, model_name: str, timeout_s: float) -> str:
+    """Run a child in `folder` to its end and return all it printed.
 
     Raises:
         EngineError: it hung, crashed or exited with an error.
     """
-    limits = f"{8 * _GIB},{4 * _GIB},{int(timeout_s) + 60}"
+    limits = f"{_MEMORY_BYTES},{_FILE_BYTES},{int(timeout_s) + 60}"
     argv = [sys.executable, "-P", str(_CHILD), limits, *command]
     with tempfile.TemporaryFile() as sink:
-        with subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
-        ) as child:
-            try:
-                code = child.wait(timeout_s)
-            except subprocess.TimeoutExpired as error:
-                raise EngineError(
-                    f"{model_name}: {command[0]} ran past its limit of {timeout_s:g} s"
-                ) from error
-            finally:
-                if child.poll() is None:
-                    os.killpg(child.pid, signal.SIGKILL)
+        child = subprocess.Popen(
+            argv,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise EngineError(f"{model_name}: {command[0]} ran past its limit of {timeout_s:g} s") from error
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
         sink.seek(0)
         said = sink.read().decode("utf-8", "replace")
     if code != 0:
@@ -166,42 +191,63 @@ def _run(command: list[str], model_name: str, timeout_s: float) -> str:
     return said
 
 
+def _refuse(source: Source, reasons: list[str]) -> None:
+    if reasons:
+        raise EngineError(f"{source.name}: {'; '.join(reasons)}")
+
+
 def _check_said(name: str, said: str, made: Path) -> None:
-    lines = [line.strip() for line in said.splitlines() if not _NAMES_ONLY.search(line)]
-    complaints = [line for line in lines if _FAILURE.search(line)]
-    if complaints or not made.is_file() or made.stat().st_size == 0:
-        what = "wrote no file" if not made.is_file() else "complained"
-        raise EngineError(f"{name}: the converter {what}", engine_said="; ".join(complaints or lines))
+    lines = [line.strip() for line in said.splitlines() if not _NAMES.search(line)]
+    complaints = "; ".join(line for line in lines if _FAILURE.search(line))
+    if not made.is_file() or made.stat().st_size == 0:
+        raise EngineError(f"{name}: the converter wrote no file", engine_said=complaints or "; ".join(lines))
+    if complaints:
+        raise EngineError(f"{name}: the converter complained", engine_said=complaints)
+    if _SUBGRAPHS in said:
+        raise EngineError(
+            f"{name}: has subgraphs (If, Loop, LSTM, GRU, ...), which an engine session cannot run",
+            engine_said=next(line for line in lines if _SUBGRAPHS in line),
+        )
 
 
-def _set_uuid(made: Path, source: Source, options: ConvertOptions) -> None:
-    """Replace the random model uuid by one that names the source and the options."""
+def _set_uuid(made: Path, checked: Path, options: ConvertOptions) -> None:
+    """Replace the random model uuid by one that names the source, the options and the engine."""
+    compression = options.compression.read_bytes() if options.compression else b""
+    asked = [ENGINE_VERSION, options.biz_code, options.fp16, options.weight_bits]
+    parts = (checked.read_bytes(), json.dumps(asked).encode(), compression)
+    key = b"".join(hashlib.sha256(part).digest() for part in parts)
+    derived = str(uuid.UUID(bytes=hashlib.sha256(key).digest()[:16], version=5)).encode()
     data = made.read_bytes()
     found = _UUID.findall(data)
-    if len(found) != 1:
-        found = [dump(made, timeout_s=options.timeout_s).uuid.encode()]  # a tensor's name looks like one
-    compression = options.compression.read_bytes() if options.compression else b""
-    asked = [source.sha256, ENGINE_VERSION, options.biz_code, options.fp16, options.weight_bits]
-    key = json.dumps(asked).encode() + compression
-    derived = str(uuid.UUID(bytes=hashlib.sha256(key).digest()[:16], version=5)).encode()
-    made.write_bytes(data.replace(b"\x24\0\0\0" + found[0] + b"\0", b"\x24\0\0\0" + derived + b"\0"))
+    if len(found) != 1:  # a tensor's name looks like one too
+        found = [dump(made, timeout_s=options.timeout_s).uuid.encode()]
+    before, *after = data.split(b"\x24\0\0\0" + found[0] + b"\0")
+    if len(after) != 1:
+        raise EngineError(f"{made.name}: the model uuid {found[0].decode()} occurs {len(after)} times")
+    made.write_bytes(before + b"\x24\0\0\0" + derived + b"\0" + after[0])
 
 
-def _inspect(made: Path, name: str, timeout_s: float) -> dict[str, Any]:
+def _inspect(made: Path, source: Source, timeout_s: float) -> dict[str, Any]:
     """What the engine sees when it opens and runs the model, in a child: some models crash it."""
     result = made.with_suffix(".inspect.json")
-    _run(["inspect", str(made), str(result)], name, timeout_s)
+    _run(["inspect", str(made), str(result)], made.parent, source.name, timeout_s)
     seen: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    for side, promised in (("inputs", source.inputs), ("outputs", source.outputs)):
+        shapes = {record["name"]: record["shape"] for record in seen[side]}
+        if set(shapes) != set(promised):
+            raise EngineError(
+                f"{source.name}: the converted {side} are {sorted(shapes)}, the ONNX's {sorted(promised)}"
+            )
+        for name, shape in promised.items():
+            if seen["ran"] and -1 not in shape and list(shape) != shapes[name]:
+                raise EngineError(
+                    f"{source.name}: {name!r} has the shape {shapes[name]}, in the ONNX {list(shape)}"
+                )
     return seen
 
 
-def _check_interface(source: Source, seen: dict[str, Any]) -> None:
-    for side, promised in (("inputs", source.inputs), ("outputs", source.outputs)):
-        names = [spec["name"] for spec in seen[side]]
-        if sorted(names) != sorted(promised):
-            raise EngineError(
-                f"{source.path.name}: the model's {side} are {names}, the ONNX's {sorted(promised)}"
-            )
+def _spec(record: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(name=record["name"], shape=tuple(record["shape"]), dtype=record["dtype"])
 
 
 def _publish(made: Path, out: Path) -> None:
@@ -209,12 +255,13 @@ def _publish(made: Path, out: Path) -> None:
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(made.read_bytes())
+        shutil.copyfile(made, temporary)
         temporary.replace(out)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise UserError(
             f"{out}: {error.strerror}",
             allowed="a file path in a folder one can write to, on a disk with space",
-            next_step="choose another --out",
+            next_step="choose another path for the model",
         ) from error

@@ -36,24 +36,24 @@ def _inspect(model: Path, result: Path) -> None:
     """Open the model and, when every input shape is known, run it once on zeros."""
     import numpy as np
 
-    from fleet.device.engine import ENGINE_VERSION, Session
+    from fleet.device.engine import Session
 
     with Session(model) as session:
         inputs = session.inputs
-        ops: int | None = None
+        ran = None
         if all(spec.dtype != "unknown" for spec in inputs.values()):
-            _, runs = session.trace({k: np.zeros(s.shape, s.dtype) for k, s in inputs.items()})
-            ops = len(runs)
-        specs = {
-            side: [vars(spec) for spec in specs.values()]
-            for side, specs in (("inputs", inputs), ("outputs", session.outputs))
+            _, runs = session.trace({name: np.zeros(s.shape, s.dtype) for name, s in inputs.items()})
+            ran = {"ops": len(runs), "int8_ops": sum(run.int8 for run in runs)}
+        seen = {
+            "inputs": [vars(spec) for spec in inputs.values()],
+            "outputs": [vars(spec) for spec in session.outputs.values()],
+            "ran": ran,
         }
-    result.write_text(
-        json.dumps({**specs, "engine_version": ENGINE_VERSION, "ops_run": ops}), encoding="utf-8"
-    )
+    result.write_text(json.dumps(seen), encoding="utf-8")
 
 
 def main() -> None:
+    """Limit this process, then convert or inspect."""
     limits, mode, *arguments = sys.argv[1:]
     _limit(*(int(n) for n in limits.split(",")))
     if mode == "convert":

@@ -2,42 +2,71 @@
 
 import hashlib
 import math
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import onnx
-from google.protobuf.message import DecodeError
 
-from fleet.device.errors import UserError
+from tasks.mnn.onnx_read import read_onnx
 
-# Operators whose second operand the converter may store with fewer bits.
+# Operators whose weights the converter can store with fewer bits.
 WEIGHTED_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-_CHUNK_BYTES = 1 << 20
+ONNX_DOMAINS = ("", "ai.onnx")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """One ONNX file as the converter will read it."""
 
-    path: Path
-    model: onnx.ModelProto
-    """Without external data."""
+    name: str
+    """File name, for messages."""
+    model: onnx.ModelProto = field(repr=False)
+    """Checked, with its weights inside."""
     sha256: str
-    """Of the file and of every external data file it names."""
-    inputs: dict[str, tuple[int, ...]]
-    """Graph inputs that are no initialisers; -1 where the extent is symbolic."""
-    outputs: dict[str, tuple[int, ...]]
-    constants: dict[str, onnx.TensorProto]
-    """Initialisers and Constant nodes by tensor name."""
+    """Of the file itself."""
+
+    @cached_property
+    def constants(self) -> dict[str, onnx.TensorProto]:
+        """Initialisers and the values of Constant nodes by tensor name."""
+        found = {tensor.name: tensor for tensor in self.model.graph.initializer}
+        for node in self.model.graph.node:
+            if node.op_type == "Constant":
+                found.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+        return found
+
+    @cached_property
+    def producers(self) -> dict[str, onnx.NodeProto]:
+        """Tensor name to the node that writes it."""
+        return {name: node for node in self.model.graph.node for name in node.output if name}
+
+    @cached_property
+    def readers(self) -> Mapping[str, list[onnx.NodeProto]]:
+        """Tensor name to the nodes of the main graph that read it."""
+        found: defaultdict[str, list[onnx.NodeProto]] = defaultdict(list)
+        for node in self.model.graph.node:
+            for name in dict.fromkeys(node.input):
+                found[name].append(node)
+        return found
+
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        """Graph inputs that are no initialisers to their shapes; -1 where the extent is symbolic."""
+        return {i.name: _shape(i) for i in self.model.graph.input if i.name not in self.constants}
+
+    @property
+    def outputs(self) -> dict[str, tuple[int, ...]]:
+        """Graph outputs to their shapes; -1 where the extent is symbolic."""
+        return {o.name: _shape(o) for o in self.model.graph.output}
 
     @property
     def op_counts(self) -> Counter[str]:
-        """Operator types of the main graph; custom domains as `domain::Type`."""
-        return Counter(
-            f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
-            for node in self.model.graph.node
-        )
+        """Operators of the main graph that compute, by type; foreign domains as `domain::Type`."""
+        return Counter(op_name(node) for node in self.model.graph.node if node.op_type != "Constant")
 
     def weight_names(self) -> set[str]:
         """Constants that are weights of a convolution or matrix product."""
@@ -46,85 +75,51 @@ class Source:
             for node in self.model.graph.node
             if node.op_type in WEIGHTED_OPS
             for name in node.input[:2]
-            if name in self.constants and len(self.constants[name].dims) >= 2
+            if name in self.constants and len(self.constants[name].dims) > 1
         }
+
+    def value(self, name: str) -> npt.NDArray[np.generic]:
+        """A constant's values."""
+        array: npt.NDArray[np.generic] = onnx.numpy_helper.to_array(self.constants[name])
+        return array
+
+    def sole_reader(self, name: str) -> onnx.NodeProto | None:
+        """The only node that reads a tensor which is no graph output."""
+        readers = self.readers.get(name, [])
+        return readers[0] if len(readers) == 1 and name not in self.outputs else None
 
 
 def read_source(path: Path) -> Source:
-    """Read an ONNX file's promises.
+    """Read and check an ONNX file.
 
     Raises:
-        UserError: it is missing, no ONNX, has no nodes or outputs, or its external data is missing.
+        UserError: it cannot be used; see `tasks.mnn.onnx_read.read_onnx`.
     """
-    if not path.is_file() or path.stat().st_size == 0:
-        raise _unusable(path, "is missing, empty or no file")
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except (DecodeError, OSError, ValueError) as error:
-        raise _unusable(path, f"is no ONNX protobuf ({error})") from error
-    graph = model.graph
-    if not graph.node or not graph.output or not model.opset_import:
-        raise _unusable(path, f"has {len(graph.node)} nodes, {len(graph.output)} outputs, no usable graph")
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant":
-            constants.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
-    return Source(
-        path=path,
-        model=model,
-        sha256=_digest(path, model),
-        inputs={i.name: _shape(i) for i in graph.input if i.name not in constants},
-        outputs={o.name: _shape(o) for o in graph.output},
-        constants=constants,
-    )
+    model = read_onnx(path)
+    return Source(name=path.name, model=model, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def constant_bytes(tensor: onnx.TensorProto) -> int:
-    """Size of a constant's values as stored by ONNX."""
-    itemsize: int = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    return math.prod(tensor.dims) * itemsize
+def op_name(node: onnx.NodeProto) -> str:
+    """A node's type, with its domain when that is not ONNX's own."""
+    return str(node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}::{node.op_type}")
 
 
-def _digest(path: Path, model: onnx.ModelProto) -> str:
-    """SHA-256 of the model file, then of its external files in the order of their names."""
-    digest = hashlib.sha256()
-    _feed(digest, path)
-    for name, end in sorted(_external_files(model).items()):
-        external = path.parent / name
-        if not external.is_file() or external.stat().st_size < end:
-            raise _unusable(
-                path, f"needs {end} bytes of external data in {name!r}, which is missing or shorter"
-            )
-        _feed(digest, external)
-    return digest.hexdigest()
+def element_count(tensor: onnx.TensorProto) -> int:
+    """Number of elements of a constant."""
+    return math.prod(tensor.dims)
 
 
-def _feed(digest: "hashlib._Hash", path: Path) -> None:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
+def attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    """An integer attribute of a node."""
+    return next((int(a.i) for a in node.attribute if a.name == name), default)
 
 
-def _external_files(model: onnx.ModelProto) -> dict[str, int]:
-    """External data files to the number of bytes the model reads from each."""
-    ends: dict[str, int] = {}
-    for tensor in model.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            entry = {e.key: e.value for e in tensor.external_data}
-            length = int(entry.get("length", constant_bytes(tensor)))
-            name = entry.get("location", "")
-            ends[name] = max(ends.get(name, 0), int(entry.get("offset", 0)) + length)
-    return ends
+def named(nodes: Iterable[onnx.NodeProto]) -> str:
+    """Nodes for a message: `Type output`, at most five."""
+    shown = [f"{op_name(node)} {node.output[0]!r}" for node in nodes]
+    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
 
 
 def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     dims = value.type.tensor_type.shape.dim
     return tuple(d.dim_value if d.HasField("dim_value") else -1 for d in dims)
-
-
-def _unusable(path: Path, why: str) -> UserError:
-    return UserError(
-        f"{path} {why}",
-        allowed="an ONNX file with a graph, and its external data beside it",
-        next_step="export the model again, e.g. torch.onnx.export(model.eval(), x, path, dynamo=False)",
-    )
