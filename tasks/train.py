@@ -74,7 +74,7 @@ def train(settings: TrainParams, run: tracking.Run | None = None) -> dict[str, f
         name=settings.architecture, num_classes=len(dataset.label_names), activation=settings.activation
     )
     model, loaded = _initial_model(architecture, settings)
-    size = {"params_count": params(model), "macs_count": macs(model, (1, 3, *(preprocess.size_px,) * 2))}
+    size = {"params_count": params(model), "macs_count": _macs(model, settings)}
     _say_unusual(preprocess.size_px, **size)
     teacher = None if settings.teacher is None else _teacher(settings.teacher, dataset, preprocess)
     result = fit(model, dataset, preprocess, settings, teacher=teacher, run=run, resume=RESUME)
@@ -130,6 +130,19 @@ def _initial_model(architecture: Architecture, settings: TrainParams) -> tuple[n
         file=sys.stderr,
     )
     return model, loaded
+
+
+def _macs(model: nn.Module, settings: TrainParams) -> int:
+    """The count of one image; as the first forward pass it also shows whether the input size fits."""
+    size_px = settings.preprocess.size_px
+    try:
+        return macs(model, (1, 3, size_px, size_px))
+    except (RuntimeError, AssertionError) as error:  # torch's words for a map that shrank to nothing
+        raise UserError(
+            f"train.preprocess.size_px = {size_px} with {settings.architecture}: {error}",
+            allowed="an input the architecture takes; transformers take the size they are built for, 224 px",
+            next_step="change size_px or architecture in params.yaml",
+        ) from error
 
 
 def _teacher(source: InitFile, dataset: Dataset, preprocess: Preprocess) -> nn.Module:

@@ -16,6 +16,13 @@ from fleet.device.errors import UserError
 
 Activation = Literal["default", "relu6"]
 
+# Auxiliary classifiers serve training only and would be dead weight on a device; the truncated-normal start of
+# these two takes seconds, and torchvision is about to drop it.
+BUILD_OPTIONS: dict[str, dict[str, bool]] = {
+    "googlenet": {"aux_logits": False, "init_weights": False},
+    "inception_v3": {"aux_logits": False, "init_weights": False},
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
@@ -43,7 +50,9 @@ class Architecture:
                 allowed=f"a torchvision classification model: {', '.join(known)}",
                 next_step="correct train.architecture in params.yaml",
             )
-        model: nn.Module = torchvision.models.get_model(self.name, weights=None, num_classes=self.num_classes)
+        model: nn.Module = torchvision.models.get_model(
+            self.name, weights=None, num_classes=self.num_classes, **BUILD_OPTIONS.get(self.name, {})
+        )
         if self.activation == "relu6":
             _replace(model, nn.Hardswish, lambda: nn.ReLU6(inplace=True))
         for module_name, (n_in, n_out, groups) in self.widths.items():

@@ -50,7 +50,7 @@ class Checkpoint:
         record: dict[str, Any] = {
             "format": FORMAT,
             "architecture": self.architecture.to_dict(),
-            "state": {k: v.detach().cpu().contiguous().clone() for k, v in self.state.items()},
+            "state": {k: _plain(v) for k, v in self.state.items()},
             "preprocess": self.preprocess.to_dict(),
             "labels": list(self.labels),
             "pruned_percent": self.pruned_percent,
@@ -95,3 +95,10 @@ class Checkpoint:
                 allowed="a checkpoint written by edgeloop (architecture record and state dict)",
                 next_step="run the stage that writes it, or pass a state dict as train.init.file",
             ) from error
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU in C order. contiguous() is not enough: an axis of length 1 keeps whatever stride it had,
+    and strides are written to the file.
+    """
+    return tensor.detach().cpu().reshape(-1).clone().reshape(tensor.shape)

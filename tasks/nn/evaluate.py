@@ -60,6 +60,6 @@ def evaluate(model: nn.Module, split: Split, preprocess: Preprocess, batch_size:
     logits = (
         np.concatenate([gathered[start] for start in sorted(gathered)])
         if gathered
-        else np.zeros((0, 0), np.float32)
+        else np.zeros((0, 1), np.float32)
     )
     return Evaluation(logits, split.labels)

@@ -11,6 +11,7 @@ import torchvision
 from torch import nn
 
 from fleet.device.errors import UserError
+from tasks.nn.arch import BUILD_OPTIONS
 from tasks.stage import Params
 
 
@@ -75,7 +76,9 @@ def torchvision_state(architecture: str) -> dict[str, torch.Tensor]:
         UserError: torchvision has none for this architecture, or they cannot be downloaded.
     """
     try:
-        model: nn.Module = torchvision.models.get_model(architecture, weights="DEFAULT")
+        model: nn.Module = torchvision.models.get_model(
+            architecture, weights="DEFAULT", **BUILD_OPTIONS.get(architecture, {})
+        )
     except (OSError, RuntimeError, ValueError) as error:  # no network, a damaged download, no such model
         raise UserError(
             f"torchvision's weights for {architecture}: {error}",
