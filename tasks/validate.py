@@ -19,6 +19,7 @@ from tasks.data.rules import Rule, ValidateParams, rules
 from tasks.stage import REPORTS, stage
 
 _EXAMPLES = 5  # offending rows named in a message
+_SITE = "prepared"
 _ROW_NAME = {"images": "source", "classes": "class_name", "splits": "split"}
 
 
@@ -98,7 +99,7 @@ def judge(facts: Facts, expected: Sequence[Rule], *, docs: Path) -> list[Failure
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
     shutil.rmtree(docs, ignore_errors=True)
-    context.add_data_docs_site("prepared", _site(docs))
+    context.add_data_docs_site(_SITE, _site(docs))
     source = context.data_sources.add_pandas("prepared")
     failures: list[Failure] = []
     for table, row_name in _ROW_NAME.items():
@@ -112,7 +113,7 @@ def judge(facts: Facts, expected: Sequence[Rule], *, docs: Path) -> list[Failure
             result_format={"result_format": "SUMMARY", "unexpected_index_column_names": [row_name]},
         )
         failures += _failures(outcome.results, {rule.name: rule for rule in chosen}, row_name)
-    context.build_data_docs()
+    context.build_data_docs(site_names=[_SITE])
     order = [rule.name for rule in expected]
     return sorted(failures, key=lambda failure: order.index(failure.rule.name))
 

@@ -136,7 +136,7 @@ def take(frame: pd.DataFrame, count: int, *, key: str, keep_one: bool) -> npt.ND
 
     Args:
         frame: Rows to choose from.
-        count: How many; with groups as near to it as whole groups in their random order come.
+        count: How many; with groups as near to it as whole groups in their random order come, at least one.
         key: Seeds the order.
         keep_one: Leave at least one row of every class.
 
@@ -158,13 +158,17 @@ def take(frame: pd.DataFrame, count: int, *, key: str, keep_one: bool) -> npt.ND
 def _take_groups(
     units: npt.NDArray[np.object_], order: npt.NDArray[np.int64], count: int
 ) -> npt.NDArray[np.int64]:
+    groups = [order[units == unit] for unit in dict.fromkeys(units)]
     chosen: list[npt.NDArray[np.int64]] = []
     total = 0
-    for unit in dict.fromkeys(units):
-        rows = order[units == unit]
+    for rows in groups:
         if abs(total + len(rows) - count) < abs(total - count):
             chosen.append(rows)
             total += len(rows)
+    if (
+        not chosen and count and len(groups) > 1
+    ):  # even one group is more than wanted: the smallest is nearest
+        chosen = [min(groups, key=len)]
     return np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
 
 

@@ -147,7 +147,15 @@ def test_iconic_pictures_are_field_images():
 
 def test_bad_lines_are_refused_with_their_number():
     """A broken line costs itself only."""
-    text = "1.jpg, 0, 0\n2.jpg, one, 0\n3.jpg\n../../etc/passwd, 0, 0\n4.jpg, 9, 0\ngone.jpg, 1, 0\n5.jpg, 2, 1\n"
+    lines = (
+        "1.jpg, 0, 0",
+        "2.jpg, one, 0",
+        "3.jpg",
+        "../../etc/passwd, 0, 0",
+        "4.jpg, 9, 0",
+        "gone.jpg, 1, 0",
+    )
+    text = "\n".join((*lines, "5.jpg, 2, 1"))
     tree = _tree(*(f"{n}.jpg" for n in range(1, 6)), train_txt=text, classes_csv=CLASSES)
     listing = split_lists(tree, level="fine", iconic=False)
     assert set(_labels(listing)) == {"1.jpg", "5.jpg"}
