@@ -8,7 +8,7 @@ statistics and the answer `inconclusive` where the pictures cannot tell.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -84,22 +84,22 @@ def explain(theirs: Tensor, picture: Picture, claimed: Preprocess) -> Explanatio
     """
     size_px = _size_of(theirs)
     base = claimed_pipeline(claimed)
-    fits = sorted(
-        _fits(theirs.astype(np.float64), picture, replace(base, size_px=size_px)), key=lambda f: f[0]
-    )
-    best = fits[0][0]
-    candidates = []
-    for residual, pipeline, ordered, tensor_HWC in fits:
-        if residual <= best + _TIE_LEVELS:
-            named = replace(pipeline, normalization=_normalization(ordered, tensor_HWC, claimed))
-            candidates.append(named.differences(base))
-    candidates.sort(key=len)
-    simplest = [c for c in candidates if len(c) == len(candidates[0])]
+    fits = list(_fits(theirs.astype(np.float64), picture, replace(base, size_px=size_px)))
+    best = min(fit.residual_levels for fit in fits)
+    candidates = {
+        replace(pipeline, normalization=_normalization(fit, claimed)).differences(base)
+        for fit in fits
+        if fit.residual_levels <= best + _TIE_LEVELS
+        for pipeline in fit.pipelines
+    }
+    simplest, *others = sorted(candidates, key=lambda names: (len(names), names))
+    # Of the others, those that contain another one add nothing.
+    minimal = [one for one in others if not any(set(two) < set(one) for two in others)]
     return Explanation(
-        mismatches=simplest[0],
+        mismatches=simplest,
         residual_levels=best,
         reproduced=best <= _REPRODUCED_LEVELS,
-        also_possible=tuple(dict.fromkeys(c for c in simplest[1:] if c != simplest[0])),
+        also_possible=tuple(minimal),
     )
 
 
@@ -124,11 +124,13 @@ class StepDiagnosis:
     step: str
     verdict: Verdict
     best: Trial
-    """The alternative that suits the model best."""
+    """The alternative with the largest gain."""
+    rivals: tuple[str, ...]
+    """Other alternatives that these pictures cannot tell from the best one, e.g. two similar means."""
 
     def __str__(self) -> str:
         said = {
-            "mismatch": f"the model wants {self.best.difference}",
+            "mismatch": f"the model wants {' or '.join((self.best.difference, *self.rivals))}",
             "confirmed": "as claimed",
             "inconclusive": f"cannot exclude {self.best.difference}",
         }[self.verdict]
@@ -182,26 +184,26 @@ def diagnose(
     base = claimed_pipeline(claimed)
     encoded = all(isinstance(picture, bytes) for picture in pictures)
     base_scores, claimed_top1 = _scores(predict, base, pictures, labels)
-    trials = []
+    gains: dict[Trial, npt.NDArray[np.float64]] = {}
     for step, pipeline in alternatives(base, claimed, encoded=encoded):
         scores, top1 = _scores(predict, pipeline, pictures, labels)
         gain = scores - base_scores
-        trials.append(
-            Trial(
-                step=STEPS[step],
-                difference=pipeline.differences(base)[0],
-                mean_gain=float(gain.mean()),
-                t=_t_statistic(gain),
-                top1=top1,
-            )
+        difference = pipeline.differences(base)[0]
+        trial = Trial(
+            step=STEPS[step],
+            difference=difference,
+            mean_gain=float(gain.mean()),
+            t=_t_statistic(gain),
+            top1=top1,
         )
-    trials.sort(key=lambda trial: -trial.t)
+        gains[trial] = gain
+    trials = tuple(sorted(gains, key=lambda trial: -trial.mean_gain))
     return Diagnosis(
         steps=tuple(
-            _judge(step, [t for t in trials if t.step == step], len(pictures))
+            _judge(step, {trial: gains[trial] for trial in trials if trial.step == step})
             for step in dict.fromkeys(trial.step for trial in trials)
         ),
-        trials=tuple(trials),
+        trials=trials,
         claimed_top1=claimed_top1,
         pictures=len(pictures),
         labelled=labels is not None,
@@ -219,13 +221,20 @@ def engine_predict(session: Session) -> Predict:
     return predict
 
 
-def _judge(step: str, trials: Sequence[Trial], pictures: int) -> StepDiagnosis:
+def _judge(step: str, gains: Mapping[Trial, npt.NDArray[np.float64]]) -> StepDiagnosis:
+    """The verdict on one step from its alternatives, best first."""
+    trials = list(gains)
     best = trials[0]
-    if pictures < _MIN_PICTURES or -_MIN_T < best.t < _MIN_T:
+    if len(gains[best]) < _MIN_PICTURES:
         verdict: Verdict = "inconclusive"
+    elif best.t >= _MIN_T:
+        verdict = "mismatch"
     else:
-        verdict = "mismatch" if best.t >= _MIN_T else "confirmed"
-    return StepDiagnosis(step=step, verdict=verdict, best=best)
+        verdict = "confirmed" if all(trial.t <= -_MIN_T for trial in trials) else "inconclusive"
+    rivals = [t for t in trials[1:] if _t_statistic(gains[best] - gains[t]) < _MIN_T]
+    return StepDiagnosis(
+        step=step, verdict=verdict, best=best, rivals=tuple(trial.difference for trial in rivals)
+    )
 
 
 def _scores(
@@ -260,33 +269,39 @@ def _size_of(tensor: Tensor) -> int:
     return int(shape[2])
 
 
-_Fit = tuple[float, Pipeline, npt.NDArray[Any], npt.NDArray[Any]]
+@dataclass(frozen=True, kw_only=True)
+class _Fit:
+    """How well a geometry, colour order and layout explain a tensor, whatever the normalisation."""
+
+    residual_levels: float
+    pipelines: tuple[Pipeline, ...]
+    """Several where their pixels are equal on this picture."""
+    pixels: npt.NDArray[np.float64]
+    """[H, W, 3] in the pipelines' colour order."""
+    tensor: npt.NDArray[np.float64]
 
 
 def _fits(theirs: npt.NDArray[np.float64], picture: Picture, base: Pipeline) -> Iterator[_Fit]:
-    """(residual in levels, pipeline, pixels in its colour order, their tensor [H, W, 3]) of each choice."""
+    decoders = list(DECODERS) if isinstance(picture, bytes) else [base.decoder]
+    geometries: dict[bytes, list[Pipeline]] = {}
+    for decoder, crop, resize in itertools.product(decoders, CROPS, RESIZERS):
+        geometry = replace(base, decoder=decoder, crop=crop, resize=resize)
+        geometries.setdefault(geometry.pixels(picture).tobytes(), []).append(geometry)
     layouts = [
         (name, rule.unpack(theirs))
         for name, rule in LAYOUTS.items()
         if (theirs.shape[1] == 3) == (rule.same_shape_as == "NCHW")
     ]
-    decoders = list(DECODERS) if isinstance(picture, bytes) else [base.decoder]
-    geometries = [
-        replace(base, decoder=decoder, crop=crop, resize=resize)
-        for decoder, crop, resize in itertools.product(decoders, CROPS, RESIZERS)
-    ]
-    seen: set[bytes] = set()
-    # Fewest differences first: of geometries that give the same pixels only the first can be told.
-    for geometry in sorted(geometries, key=lambda g: len(g.differences(base))):
-        levels = geometry.pixels(picture)
-        if levels.tobytes() in seen:
-            continue
-        seen.add(levels.tobytes())
-        pixels = levels.astype(np.float64)
+    for content, same in geometries.items():
+        levels = np.frombuffer(content, np.uint8).reshape(base.size_px, base.size_px, 3).astype(np.float64)
         for color_order, (layout, tensor_HWC) in itertools.product(("RGB", "BGR"), layouts):
-            ordered = pixels if color_order == "RGB" else pixels[..., ::-1]
-            pipeline = replace(geometry, color_order=color_order, layout=layout)
-            yield _residual_levels(ordered, tensor_HWC), pipeline, ordered, tensor_HWC
+            pixels = levels if color_order == "RGB" else levels[..., ::-1]
+            yield _Fit(
+                residual_levels=_residual_levels(pixels, tensor_HWC),
+                pipelines=tuple(replace(g, color_order=color_order, layout=layout) for g in same),
+                pixels=pixels,
+                tensor=tensor_HWC,
+            )
 
 
 def _fit_channels(
@@ -310,15 +325,13 @@ def _residual_levels(pixels_HWC: npt.NDArray[Any], tensor_HWC: npt.NDArray[Any])
     return float(np.sqrt((share * pixels_HWC.var((0, 1))).mean()))
 
 
-def _normalization(
-    ordered_HWC: npt.NDArray[Any], tensor_HWC: npt.NDArray[Any], claimed: Preprocess
-) -> Normalization:
+def _normalization(fit: _Fit, claimed: Preprocess) -> Normalization:
     """The known normalisation that turns pixels into tensor, else the fitted one, named by its numbers."""
-    scale, offset = _fit_channels(ordered_HWC, tensor_HWC)
-    fitted = ordered_HWC * scale + offset
+    scale, offset = _fit_channels(fit.pixels, fit.tensor)
+    fitted = fit.pixels * scale + offset
     extent = float(np.ptp(fitted)) or 1.0
     for known in normalizations(claimed):
-        if float(np.abs(known.apply(ordered_HWC) - fitted).max()) <= _NORMALIZATION_TOLERANCE * extent:
+        if float(np.abs(known.apply(fit.pixels) - fitted).max()) <= _NORMALIZATION_TOLERANCE * extent:
             return known
     with np.errstate(divide="ignore", invalid="ignore"):
         std = 1 / (255 * scale)

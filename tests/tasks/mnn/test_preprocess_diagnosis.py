@@ -1,0 +1,269 @@
+"""Preprocessing mismatches are named, on real photographs: from a dumped tensor, and from a trained model."""
+
+import io
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from fleet.device.engine import Session
+from fleet.device.errors import UserError
+from fleet.device.preprocess import Preprocess
+from tasks.mnn.converter import convert
+from tasks.mnn.onnx_export import export_onnx
+from tasks.mnn.preprocess_alternatives import DECODERS, Normalization, alternatives, claimed_pipeline
+from tasks.mnn.preprocess_diagnosis import diagnose, engine_predict, explain
+
+CLOTHING = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "clothing96.tar"
+CONTRACT = Preprocess(size_px=40)  # 96 is no multiple of it: filters differ everywhere
+CLAIMED = claimed_pipeline(CONTRACT)
+ONE_STEP = {
+    pipeline.differences(CLAIMED)[0]: pipeline
+    for _, pipeline in alternatives(CLAIMED, CONTRACT, encoded=True)
+}
+
+
+@pytest.fixture(scope="session")
+def photos():
+    """File contents of 500 portrait and landscape photographs, short side 96 px."""
+    if not CLOTHING.is_file():
+        pytest.skip("needs shared/data/clothing96.tar: real photographs")
+    with tarfile.open(CLOTHING) as tar:
+        members = sorted((m for m in tar.getmembers() if m.name.endswith(".jpg")), key=lambda m: m.name)
+        return [tar.extractfile(member).read() for member in members[:: len(members) // 500][:500]]
+
+
+@pytest.fixture(scope="session")
+def photo(photos):
+    """One colourful photograph that is not square."""
+    oblong = [data for data in photos if max(DECODERS["Pillow"](data).shape[:2]) > 120]
+    return max(oblong[:50], key=lambda data: np.ptp(DECODERS["Pillow"](data).mean((0, 1))))
+
+
+def test_the_claimed_pipeline_is_the_contract(photos):
+    """What the diagnosis holds others against is exactly what training and the device compute."""
+    for contract in (
+        CONTRACT,
+        Preprocess(
+            size_px=24, interpolation="bilinear", color_order="BGR", layout="NHWC", std=(0.2, 0.3, 0.4)
+        ),
+    ):
+        for data in photos[:5]:
+            ours = contract.apply(DECODERS["Pillow"](data))
+            theirs = claimed_pipeline(contract).apply(data)
+            assert theirs.shape == ours.shape
+            np.testing.assert_allclose(theirs, ours, atol=1e-6)
+
+
+def test_an_equal_tensor_has_no_mismatch(photo):
+    """The contract's own output is recognised, from the file and from decoded pixels."""
+    pixels = DECODERS["Pillow"](photo)
+    for picture in (photo, pixels):
+        found = explain(CONTRACT.apply(pixels), picture, CONTRACT)
+        assert found.mismatches == ()
+        assert found.reproduced
+        assert found.residual_levels < 0.01
+        assert str(found).startswith("no mismatch")
+
+
+@pytest.mark.parametrize("difference", [d for d in ONE_STEP if not d.startswith("decoder")])
+def test_each_known_difference_is_named(photo, difference):
+    """Colour order, normalisation, filter, crop or layout: exactly that step is named and no other."""
+    found = explain(ONE_STEP[difference].apply(photo), photo, CONTRACT)
+    assert found.mismatches == (difference,)
+    assert found.reproduced
+
+
+def test_several_differences_are_named_together(photo):
+    """An app that swaps colours, feeds 0..255 and resizes without averaging is told all three."""
+    raw = next(p for d, p in ONE_STEP.items() if d.startswith("normalisation 0..255 without")).normalization
+    theirs = replace(CLAIMED, color_order="BGR", normalization=raw, resize="nearest").apply(photo)
+    found = explain(theirs, photo, CONTRACT)
+    assert found.mismatches[:2] == (
+        "resize filter nearest instead of area",
+        "colour order BGR instead of RGB",
+    )
+    assert found.mismatches[2].startswith("normalisation 0..255 without scaling instead of")
+    assert len(found.mismatches) == 3
+
+
+def test_an_unknown_normalisation_is_named_by_its_numbers(photo):
+    """A mean and std nobody listed are read off the tensor."""
+    odd = Normalization(name="odd", scale=(1 / 51, 1 / 102, 1 / 25.5), offset=(-0.5, -0.25, -1.0))
+    found = explain(replace(CLAIMED, normalization=odd).apply(photo), photo, CONTRACT)
+    assert len(found.mismatches) == 1
+    assert found.mismatches[0].startswith("normalisation mean/std 0.1/0.2, 0.1/0.4, 0.1/0.1 instead of")
+
+
+def test_another_input_size_is_named(photo):
+    """A tensor of another size is compared at its own size."""
+    found = explain(replace(CLAIMED, size_px=32).apply(photo), photo, CONTRACT)
+    assert found.mismatches == ("input size 32 instead of 40",)
+
+
+def test_ignored_camera_rotation_is_named(photo):
+    """A JPEG that says it is rotated, decoded without looking at that."""
+    image = Image.open(io.BytesIO(photo))
+    exif = image.getexif()
+    exif[0x0112] = 6  # rotate by 90 degrees to show
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", exif=exif, quality=95)
+    rotated = buffer.getvalue()
+    theirs = replace(CLAIMED, decoder="Pillow without EXIF rotation").apply(rotated)
+    found = explain(theirs, rotated, CONTRACT)
+    assert found.mismatches == ("decoder Pillow without EXIF rotation instead of Pillow",)
+
+
+def test_decoders_are_told_apart_when_their_pixels_differ():
+    """A 16-bit grey PNG: Pillow clips it to 255, OpenCV scales it."""
+    ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    buffer = io.BytesIO()
+    Image.fromarray(ramp).save(buffer, "PNG")
+    data = buffer.getvalue()
+    theirs = replace(CLAIMED, decoder="OpenCV").apply(data)
+    found = explain(theirs, data, CONTRACT)
+    assert found.mismatches == ("decoder OpenCV instead of Pillow",)
+
+
+def test_what_a_picture_cannot_tell_is_said(photo):
+    """On a grey picture colour orders are equal: the simplest explanation wins, and nothing is invented."""
+    grey = np.repeat(DECODERS["Pillow"](photo).mean(2, keepdims=True).astype(np.uint8), 3, axis=2)
+    swapped = replace(CLAIMED, color_order="BGR").apply(grey)
+    found = explain(swapped, grey, CONTRACT)
+    assert found.mismatches == ()
+    assert found.also_possible == (("colour order BGR instead of RGB",),)
+    assert "cannot exclude" in str(found)
+
+
+def test_a_tensor_of_another_picture_is_not_explained(photos):
+    """No combination reproduces it, and the answer says so instead of naming the closest."""
+    found = explain(CLAIMED.apply(photos[1]), photos[0], CONTRACT)
+    assert not found.reproduced
+    assert found.residual_levels > 5
+    assert str(found).startswith("unknown preprocessing")
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        np.zeros((3, 32, 32)),
+        np.zeros((1, 3, 32, 30)),
+        np.zeros((1, 1, 32, 32)),
+        np.full((1, 3, 8, 8), np.nan),
+    ],
+)
+def test_tensors_that_are_no_model_input_are_user_errors(photo, tensor):
+    """The shape and what is allowed are in the message."""
+    with pytest.raises(UserError, match=r"\[1, 3, S, S\]"):
+        explain(tensor, photo, CONTRACT)
+
+
+@pytest.fixture(scope="session")
+def pixels_and_labels(photos):
+    """Pictures and three classes that real colours decide: how red or blue the centre is, in equal thirds."""
+    pictures = [DECODERS["Pillow"](data) for data in photos]
+    redness = [np.subtract(*CONTRACT.resize(p)[10:30, 10:30].mean((0, 1))[[0, 2]]) for p in pictures]
+    return pictures, np.digitize(redness, np.quantile(redness, [1 / 3, 2 / 3]))
+
+
+@pytest.fixture(scope="session")
+def model(pixels_and_labels, tmp_path_factory):
+    """A small network trained with the contract on the first 300 pictures, converted and opened in MNN."""
+    pictures, labels = pixels_and_labels
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 3),
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
+    x, y = torch.from_numpy(CONTRACT.batch(pictures[:300])), torch.from_numpy(labels[:300])
+    for _ in range(25):
+        for rows in torch.randperm(300).split(50):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            optimizer.step()
+    folder = tmp_path_factory.mktemp("diagnosis")
+    export_onnx(net.eval(), CONTRACT, folder / "model.onnx")
+    with Session(convert(folder / "model.onnx", folder / "model.mnn").path) as session:
+        yield engine_predict(session)
+
+
+def verdicts(diagnosis):
+    return {step.step: step.verdict for step in diagnosis.steps}
+
+
+def test_a_right_model_card_is_confirmed(model, pixels_and_labels):
+    """The claimed colour order, normalisation and layout suit the model better than any other."""
+    pictures, labels = pixels_and_labels
+    found = diagnose(model, pictures[300:], labels[300:], CONTRACT)
+    assert found.mismatches == ()
+    assert found.claimed_top1 > 0.8
+    assert verdicts(found)["colour order"] == "confirmed"
+    scrambled = next(t for t in found.trials if t.difference.startswith("layout NHWC values"))
+    assert scrambled.t < -3.5
+    assert scrambled.top1 < found.claimed_top1
+
+
+def test_swapped_colours_are_named(model, pixels_and_labels):
+    """A card that claims BGR for a model trained on RGB."""
+    pictures, labels = pixels_and_labels
+    found = diagnose(model, pictures[300:], labels[300:], replace_contract(color_order="BGR"))
+    assert found.mismatches[0] == "colour order RGB instead of BGR"
+    trial = next(t for t in found.trials if t.difference == found.mismatches[0])
+    assert trial.top1 > found.claimed_top1
+
+
+def test_a_wrong_normalisation_is_named(model, pixels_and_labels):
+    """A card that claims 0..1 for a model trained with ImageNet's mean and std."""
+    pictures, labels = pixels_and_labels
+    plain = replace_contract(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    found = diagnose(model, pictures[300:], labels[300:], plain)
+    step = next(step for step in found.steps if step.step == "normalisation")
+    assert step.verdict == "mismatch"
+    named = {name.partition(" instead of")[0] for name in (step.best.difference, *step.rivals)}
+    assert "normalisation ImageNet's mean and std" in named
+    assert "normalisation 0..255 without scaling" not in named
+
+
+def test_without_labels_confidence_is_the_witness(model, pixels_and_labels):
+    """No labels: no accuracy is claimed, and the record says that it was unlabelled."""
+    found = diagnose(model, pixels_and_labels[0][300:360], None, CONTRACT)
+    assert not found.labelled
+    assert found.claimed_top1 is None
+    assert {t.top1 for t in found.trials} == {None}
+
+
+def test_too_few_pictures_are_inconclusive(model, pixels_and_labels):
+    """Ten pictures decide nothing, even against a wrong card."""
+    pictures, labels = pixels_and_labels
+    found = diagnose(model, pictures[300:310], labels[300:310], replace_contract(color_order="BGR"))
+    assert set(verdicts(found).values()) == {"inconclusive"}
+    assert found.mismatches == ()
+
+
+def test_a_model_that_has_learnt_nothing_is_inconclusive(pixels_and_labels):
+    """Equal logits for everything: no alternative is better, and none is confirmed."""
+    pictures, labels = pixels_and_labels
+    found = diagnose(lambda tensor: np.zeros(3, np.float32), pictures[:40], labels[:40], CONTRACT)
+    assert set(verdicts(found).values()) == {"inconclusive"}
+    assert {trial.t for trial in found.trials} == {0.0}
+
+
+def test_pictures_and_labels_must_match(pixels_and_labels):
+    """One label a picture, or none at all."""
+    pictures, labels = pixels_and_labels
+    with pytest.raises(UserError, match="3 pictures and 2 labels"):
+        diagnose(lambda tensor: np.zeros(3, np.float32), pictures[:3], labels[:2], CONTRACT)
+    with pytest.raises(UserError, match="0 pictures"):
+        diagnose(lambda tensor: np.zeros(3, np.float32), [], None, CONTRACT)
+
+
+def replace_contract(**changes):
+    """The contract with other claims."""
+    return replace(CONTRACT, **changes)
