@@ -1,67 +1,54 @@
 """Taking channels out of a model, and the proof that only those channels are gone.
 
-Torch-Pruning follows a graph of gradients, and where it misreads an operation (a channel shuffle, a permute before
-a flatten, a value added after the batch norm) the smaller model still runs and computes something else. So nothing
-leaves this module unchecked. What it means to prune channel c of a layer:
+Torch-Pruning follows a graph of gradients. Where it misreads an operation (a channel shuffle, a permute
+before a flatten, a value added after the batch norm) the smaller model still runs and computes something
+else. So nothing leaves this module unproven. What it means to prune channel c of a layer:
 
-    the model computes what the original computes with channel c of the layer, and of every layer whose channel c
-    falls with it (its batch norm, the other side of a residual sum), forced to zero.
+    the model computes what the original computes with channel c of the layer, and of every layer whose
+    channel c falls with it (its batch norm, the other side of a residual sum), forced to zero.
 
 Layers that read such channels must then see zero there. If a constant reaches them instead (a batch-norm
-shift kept by the graph, `+ 1`, a sigmoid of zero, a position map), or a normalisation averages over the channels,
-the smaller model cannot be equal and the graph is refused with the layer named.
+shift kept by the graph, `+ 1`, a sigmoid of zero, a position map), or a normalisation averages over channels,
+the smaller model cannot be equal, and the graph is refused with the layer named.
 
-The original and the smaller model are compared in float64 at every layer that has channels, for the weights at hand
-and for random ones (weights that are all equal or zero would hide a mix-up).
+The original and the smaller model are compared in float64 at every layer that has channels, for the weights
+at hand and for random ones (weights that are all equal or zero would hide a mix-up).
 """
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch_pruning
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.instancenorm import _InstanceNorm
-from torch_pruning import ops
 
 from fleet.device.errors import UserError
+from tasks.nn.prune_cut import (
+    CONVOLUTIONS,
+    GRAPH_ERRORS,
+    LAYERS_WITH_CHANNELS,
+    NORMS,
+    Cut,
+    Pruned,
+    Refusal,
+    cut_copy,
+    first_line,
+    forward,
+    refused,
+    width,
+)
 
 # Largest difference of a layer, relative to its largest value. In float64 rounding stays below 1e-12.
 _TOLERANCE = 1e-6
 _RANDOM_INPUTS = 2
-_LAYERS_WITH_CHANNELS = (_ConvNd, nn.Linear, _BatchNorm, _InstanceNorm)
-# How Torch-Pruning and a torch forward say that they cannot follow a graph; neither has an error class for it.
-GRAPH_ERRORS = (RuntimeError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError, AssertionError)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cut:
-    """Output channels to take from one layer, and from everything coupled to it."""
-
-    layer: str
-    """Module name of a convolution or linear layer."""
-    channels: tuple[int, ...]
-    """Indices of output channels of the unpruned layer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """Why channels cannot be taken from a layer."""
-
-    layer: str
-    """The pruned layer, or the first layer that goes wrong where no single one is to blame."""
-    reason: str
 
 
 def remove_channels(model: nn.Module, example: torch.Tensor, cuts: Sequence[Cut]) -> nn.Module:
     """A smaller copy of `model`, proven to compute what the original computes without those channels.
 
-    Where every removed channel of a layer is dead (zero filter, zero bias), nothing may be lost, so the copy must
+    Where every removed channel of a layer is dead (zero filter and bias), nothing may be lost: the copy must
     also compute what the original computes as it is.
 
     Args:
@@ -75,6 +62,8 @@ def remove_channels(model: nn.Module, example: torch.Tensor, cuts: Sequence[Cut]
     Raises:
         UserError: removing them would break the model or silently change it; the layer is named.
     """
+    check_runs(model, example)
+    _check_cuts(model, cuts)
     pruned = remove_chosen_channels(model, example, cuts)
     for cut in cuts:
         if _is_dead(model.get_submodule(cut.layer), cut.channels):
@@ -83,11 +72,11 @@ def remove_channels(model: nn.Module, example: torch.Tensor, cuts: Sequence[Cut]
 
 
 def remove_chosen_channels(model: nn.Module, example: torch.Tensor, cuts: Sequence[Cut]) -> nn.Module:
-    """`remove_channels` for channels chosen by importance: those carry a signal, and losing it is the point."""
-    _check_runs(model, example)
+    """`remove_channels` for channels chosen by importance: they carry signal, and losing it is the point."""
     try:
-        pruned = _cut(model, example, cuts)
-        found = _compare(model, pruned, example) or _compare_randomised(model, example, cuts)
+        pruned = cut_copy(model, example, cuts)
+        batches = _inputs(example)
+        found = _compare(model, pruned, batches) or _compare_randomised(model, cuts, batches)
         found = found or _training_mode_fails(pruned.model, example)
     except GRAPH_ERRORS as error:
         found = Refusal(layer=cuts[0].layer, reason=first_line(error))
@@ -114,93 +103,38 @@ def channels_zeroed(model: nn.Module, channels: Mapping[str, Sequence[int]]) -> 
             handle.remove()
 
 
-def trace(model: nn.Module, example: torch.Tensor) -> torch_pruning.DependencyGraph:
-    """Torch-Pruning's dependency graph of `model`, which it puts into eval mode."""
-    for parameter in model.parameters():
-        parameter.requires_grad_(True)  # frozen layers would be invisible: the graph is read from autograd
-    with torch.enable_grad():
-        return torch_pruning.DependencyGraph().build_dependency(model, example, verbose=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Pruned:
-    model: nn.Module
-    removed: Mapping[str, list[int]]
-    """Layer name -> removed output channels, in the unpruned layer's numbering."""
-    parameters: Mapping[str, tuple[int, list[int]]]
-    """Name of a free-standing parameter -> pruned dimension and removed indices."""
-
-
-def _cut(model: nn.Module, example: torch.Tensor, cuts: Sequence[Cut]) -> _Pruned:
-    """Apply the cuts to a copy and record which channels of which layers fell with them."""
-    pruned = copy.deepcopy(model)
-    graph = trace(pruned, example.to(next(pruned.parameters()).dtype))
-    names = {module: name for name, module in pruned.named_modules()}
-    kept: dict[str, list[int]] = {}
-    parameters: dict[str, tuple[int, list[int]]] = {}
-    for cut in cuts:
-        root = pruned.get_submodule(cut.layer)
-        pruner = graph.get_pruner_of_module(root)
-        now = kept.setdefault(cut.layer, list(range(pruner.get_out_channels(root))))
-        group = graph.get_pruning_group(root, pruner.prune_out_channels, [now.index(c) for c in cut.channels])
-        _check_something_left(graph, group, names)
-        parameter_names = {id(p): name for name, p in pruned.named_parameters()}
-        for dep, indices in group:
-            target = dep.target.module
-            if dep.target.type == ops.OPTYPE.PARAMETER:
-                parameters[parameter_names[id(target)]] = (dep.target.pruning_dim, list(indices))
-            elif isinstance(target, _LAYERS_WITH_CHANNELS) and graph.is_out_channel_pruning_fn(dep.handler):
-                _drop(kept, names[target], graph.get_out_channels(target), indices)
-        group.prune(record_history=False)
-    for name, parameter in pruned.named_parameters():
-        parameter.requires_grad_(model.get_parameter(name).requires_grad)
-    removed = {k: sorted(set(range(_channels(model.get_submodule(k)))) - set(v)) for k, v in kept.items()}
-    return _Pruned(model=pruned.eval(), removed=removed, parameters=parameters)
-
-
-def _check_something_left(graph: Any, group: Any, names: Mapping[nn.Module, str]) -> None:
-    for dep, indices in group:
-        target = dep.target.module
-        out = graph.is_out_channel_pruning_fn(dep.handler)
-        width = graph.get_out_channels(dep.target) if out else graph.get_in_channels(dep.target)
-        if width is not None and width <= len(indices):
-            side = "output" if out else "input"
-            raise ValueError(f"it would take {len(indices)} {side} channels from `{names.get(target)}`, which has {width}")
-
-
-def _drop(kept: dict[str, list[int]], layer: str, width: int, indices: Sequence[int]) -> None:
-    now = kept.setdefault(layer, list(range(width)))
-    gone = set(indices)
-    kept[layer] = [channel for position, channel in enumerate(now) if position not in gone]
-
-
-def _compare(model: nn.Module, pruned: _Pruned, example: torch.Tensor) -> Refusal | None:
+def _compare(model: nn.Module, pruned: Pruned, batches: Sequence[torch.Tensor]) -> Refusal | None:
     """The first layer whose output differs from the original's with the removed channels zeroed, or None."""
     before = copy.deepcopy(model).double().eval()
     after = replace(pruned, model=copy.deepcopy(pruned.model).double())
     for name, (dim, indices) in after.parameters.items():
         with torch.no_grad():
             before.get_parameter(name).index_fill_(dim, torch.tensor(indices), 0.0)
-    for batch in _inputs(example):
+    for batch in batches:
         with channels_zeroed(before, after.removed), _recorded(before) as expected:
-            expected_output = _forward(before, batch)
+            expected_output = forward(before, batch)
         refusal = _first_difference(after, batch, expected, expected_output)
         if refusal is not None:
             return refusal
     return None
 
 
-def _compare_randomised(model: nn.Module, example: torch.Tensor, cuts: Sequence[Cut]) -> Refusal | None:
+def _compare_randomised(
+    model: nn.Module, cuts: Sequence[Cut], batches: Sequence[torch.Tensor]
+) -> Refusal | None:
     probe = _randomised(model)
-    return _compare(probe, _cut(probe, example, cuts), example)
+    return _compare(probe, cut_copy(probe, batches[0], cuts), batches)
 
 
 def _first_difference(
-    after: _Pruned, batch: torch.Tensor, expected: Mapping[str, list[torch.Tensor]], expected_output: torch.Tensor
+    after: Pruned,
+    batch: torch.Tensor,
+    expected: Mapping[str, list[torch.Tensor]],
+    expected_output: torch.Tensor,
 ) -> Refusal | None:
     with _recorded(after.model) as got:
         try:
-            output = _forward(after.model, batch)
+            output = forward(after.model, batch)
         except GRAPH_ERRORS as error:
             last = next(reversed(got), "the first layer")
             return Refusal(layer=last, reason=f"the forward pass fails after `{last}`: {first_line(error)}")
@@ -209,11 +143,11 @@ def _first_difference(
         for want, have in zip(expected[name], calls, strict=True):
             dim = _channel_dim(after.model.get_submodule(name))
             kept = torch.tensor([c for c in range(want.shape[dim]) if c not in gone])
-            error = _relative_error(want.index_select(dim, kept), have)
-            if not error <= _TOLERANCE:
-                return Refusal(layer=name, reason=f"`{name}` computes something else (relative difference {error:.1e})")
-    error = _relative_error(expected_output, output)
-    return Refusal(layer="output", reason=f"the output differs by {error:.1e}") if not error <= _TOLERANCE else None
+            if (difference := _difference(want.index_select(dim, kept), have)) is not None:
+                return Refusal(layer=name, reason=f"`{name}` then computes something else ({difference})")
+    if (difference := _difference(expected_output, output)) is not None:
+        return Refusal(layer="output", reason=f"the output changes ({difference})")
+    return None
 
 
 @contextmanager
@@ -227,7 +161,7 @@ def _recorded(model: nn.Module) -> Iterator[dict[str, list[torch.Tensor]]]:
 
         return hook
 
-    layers = [(n, m) for n, m in model.named_modules() if isinstance(m, _LAYERS_WITH_CHANNELS)]
+    layers = [(n, m) for n, m in model.named_modules() if isinstance(m, LAYERS_WITH_CHANNELS)]
     handles = [module.register_forward_hook(keep(name)) for name, module in layers]
     try:
         yield outputs
@@ -241,8 +175,8 @@ def _guilty(model: nn.Module, example: torch.Tensor, cuts: Sequence[Cut]) -> lis
     found = []
     for cut in cuts:
         try:
-            refusal = _compare_randomised(model, example, [cut])
-            refusal = refusal or _training_mode_fails(_cut(model, example, [cut]).model, example)
+            refusal = _compare_randomised(model, [cut], _inputs(example)[:1])
+            refusal = refusal or _training_mode_fails(cut_copy(model, example, [cut]).model, example)
         except GRAPH_ERRORS as error:
             refusal = Refusal(layer=cut.layer, reason=first_line(error))
         if refusal is not None:
@@ -255,21 +189,26 @@ def _training_mode_fails(pruned: nn.Module, example: torch.Tensor) -> Refusal | 
     trial = copy.deepcopy(pruned).train()
     with torch.random.fork_rng(devices=[]), _recorded(trial) as done:  # dropout draws random numbers
         try:
-            _forward(trial, example.to(next(trial.parameters()).dtype))
+            forward(trial, example.to(next(trial.parameters()).dtype))
         except GRAPH_ERRORS as error:
             last = next(reversed(done), "the first layer")
             return Refusal(layer=last, reason=f"training mode fails after `{last}`: {first_line(error)}")
     return None
 
 
-def _check_runs(model: nn.Module, example: torch.Tensor) -> None:
+def check_runs(model: nn.Module, example: torch.Tensor) -> None:
+    """Refuse a model that does not run before anything is removed, so that pruning is not blamed for it.
+
+    Raises:
+        UserError: it fails on `example` in eval or training mode, or does not return one tensor.
+    """
     try:
-        output = _forward(copy.deepcopy(model).eval(), example)
+        output = forward(copy.deepcopy(model).eval(), example)
         refusal = _training_mode_fails(model, example)
     except GRAPH_ERRORS as error:
         refusal = Refusal(layer="", reason=first_line(error))
     else:
-        if not isinstance(output, torch.Tensor):
+        if type(output) is not torch.Tensor:
             refusal = Refusal(layer="", reason=f"its output is a {type(output).__name__}")
     if refusal is not None:
         raise UserError(
@@ -281,24 +220,14 @@ def _check_runs(model: nn.Module, example: torch.Tensor) -> None:
 
 def _check_nothing_lost(model: nn.Module, example: torch.Tensor, cut: Cut) -> None:
     before = copy.deepcopy(model).double().eval()
-    removed = _cut(before, example, [cut]).removed
+    removed = cut_copy(before, example, [cut]).removed
     for batch in _inputs(example):
-        whole = _forward(before, batch)
+        whole = forward(before, batch)
         with channels_zeroed(before, removed):
-            error = _relative_error(whole, _forward(before, batch))
-        if not error <= _TOLERANCE:
-            reason = f"its filters are dead, yet a constant behind them reaches the output (change {error:.1e})"
+            difference = _difference(whole, forward(before, batch))
+        if difference is not None:
+            reason = f"its filters are dead, yet a value behind them reaches the output ({difference})"
             raise refused([Refusal(layer=cut.layer, reason=reason)])
-
-
-def refused(refusals: Sequence[Refusal]) -> UserError:
-    """The error that names the first layer and lists all of them for protection."""
-    first, names = refusals[0], [r.layer for r in refusals]
-    return UserError(
-        f"layer `{first.layer}` cannot be pruned: {first.reason}",
-        allowed="layers whose channels reach other layers unmixed and vanish when they are zero",
-        next_step=f"protect it: prune.protect: [{', '.join(names)}]",
-    )
 
 
 def _randomised(model: nn.Module) -> nn.Module:
@@ -314,7 +243,7 @@ def _randomised(model: nn.Module) -> nn.Module:
             else:
                 parameter.uniform_(0.5, 1.5, generator=generator)
         for module in probe.modules():
-            if isinstance(module, _BatchNorm | _InstanceNorm) and module.running_mean is not None:
+            if isinstance(module, NORMS) and module.running_mean is not None:
                 module.running_mean.normal_(0, 0.2, generator=generator)
                 assert module.running_var is not None
                 module.running_var.uniform_(0.5, 1.5, generator=generator)
@@ -323,42 +252,43 @@ def _randomised(model: nn.Module) -> nn.Module:
 
 def _inputs(example: torch.Tensor) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    drawn = [torch.randn(example.shape, generator=generator, dtype=torch.float64) for _ in range(_RANDOM_INPUTS)]
+    drawn = [
+        torch.randn(example.shape, generator=generator, dtype=torch.float64) for _ in range(_RANDOM_INPUTS)
+    ]
     return [example.double(), *drawn]
 
 
-def _forward(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        output: torch.Tensor = model(batch)
-    return output
+def _check_cuts(model: nn.Module, cuts: Sequence[Cut]) -> None:
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, (*CONVOLUTIONS, nn.Linear))}
+    for cut in cuts:
+        channels = range(width(layers[cut.layer])) if cut.layer in layers else range(0)
+        if not cut.channels or not set(cut.channels) <= set(channels):
+            raise UserError(
+                f"channels {list(cut.channels)} of `{cut.layer}`",
+                allowed=f"indices 0..{len(channels) - 1}" if channels else f"one of {', '.join(layers)}",
+                next_step="name a convolution or linear layer and channels it has",
+            )
 
 
 def _is_dead(layer: nn.Module, channels: Sequence[int]) -> bool:
+    """Whether the layer itself, its bias included, makes these channels zero for every input."""
     weight, bias = layer.get_parameter("weight").detach(), getattr(layer, "bias", None)
-    if getattr(layer, "transposed", False):
-        return False  # its output channels lie along dimension 1 of each group; nothing is claimed for them
+    if isinstance(layer, nn.modules.conv._ConvTransposeNd):  # noqa: SLF001 - [inputs, outputs of a group, ...]
+        weight = weight.reshape(layer.groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
     chosen = list(channels)
     return not weight[chosen].any() and (bias is None or not bias[chosen].any())
-
-
-def _channels(layer: nn.Module) -> int:
-    for attribute in ("out_channels", "out_features", "num_features"):
-        if hasattr(layer, attribute):
-            return int(getattr(layer, attribute))
-    raise TypeError(f"{type(layer).__name__} has no channels")
 
 
 def _channel_dim(layer: nn.Module) -> int:
     return -1 if isinstance(layer, nn.Linear) else 1
 
 
-def _relative_error(want: torch.Tensor, have: torch.Tensor) -> float:
+def _difference(want: torch.Tensor, have: torch.Tensor) -> str | None:
+    """How `have` differs from `want`, in words, or None when they agree; NaN never agrees."""
     if want.shape != have.shape:
-        return float("inf")
-    scale = float(want.abs().max()) if want.numel() else 0.0
-    return float((want - have).abs().max()) / scale if scale else float(have.abs().max())
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its class."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return f"shape {tuple(have.shape)} instead of {tuple(want.shape)}"
+    if not want.numel():
+        return None
+    scale = float(want.abs().max()) or 1.0
+    relative = float((want - have).abs().max()) / scale
+    return None if relative <= _TOLERANCE else f"relative difference {relative:.1e}"

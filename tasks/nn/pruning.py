@@ -2,8 +2,8 @@
 
 Ratio: p of the channels of every prunable group of coupled layers is removed, measured against the unpruned
 parent, so a layer keeps (1 - p) of its outputs and about (1 - p)^2 of its weights and multiply-accumulates.
-Channels are ranked within their group by magnitude (DepGraph, arXiv 2301.12900), widths rounded to a multiple of
-`round_to`. The layers that make the model's output are never pruned.
+Channels are ranked within their group by magnitude (DepGraph, arXiv 2301.12900), widths rounded to a multiple
+of `round_to`. The layers that make the model's output are never pruned.
 """
 
 import copy
@@ -19,15 +19,8 @@ from torch_pruning import ops
 
 from fleet.device.errors import UserError
 from tasks.nn.arch import layer_widths
-from tasks.nn.prune_check import (
-    GRAPH_ERRORS,
-    Cut,
-    Refusal,
-    first_line,
-    refused,
-    remove_chosen_channels,
-    trace,
-)
+from tasks.nn.prune_check import check_runs, remove_chosen_channels
+from tasks.nn.prune_cut import GRAPH_ERRORS, Cut, Refusal, cut_copy, first_line, refused, trace
 
 # More than this leaves some layer one or two channels; C2 already warns above one half.
 MAX_RATIO = 0.9
@@ -39,8 +32,8 @@ class PruneOptions:
     """What may be pruned and how widths are rounded."""
 
     round_to: int = 8
-    """Widths become multiples of this: engines pack channels by 4, 8 or 16, an odd width can be slower than a full
-    one. 1 turns rounding off."""
+    """Widths become multiples of this: engines pack channels by 4, 8 or 16, and an odd width can be slower
+    than a full one. 1 turns rounding off."""
     protect: tuple[str, ...] = ()
     """Module names or shell patterns; a matching layer and everything inside it keep their outputs."""
 
@@ -71,7 +64,9 @@ def plan_cuts(
     """The least important channels of each group that must go to reach `ratio`; empty when none must."""
     if not 0 < ratio <= MAX_RATIO:
         raise UserError(
-            f"pruning ratio {ratio}", allowed=f"0 < ratio <= {MAX_RATIO}", next_step="correct prune.target in params.yaml"
+            f"pruning ratio {ratio}",
+            allowed=f"0 < ratio <= {MAX_RATIO}",
+            next_step="correct prune.target in params.yaml",
         )
     widths = {name: width[1] for name, width in layer_widths(parent).items()}
     importance = torch_pruning.importance.GroupMagnitudeImportance(p=2)
@@ -102,8 +97,10 @@ def prunable_groups(model: nn.Module, example: torch.Tensor, options: PruneOptio
     """Every group of coupled layers that may lose channels, in the order of the model's modules.
 
     Raises:
-        UserError: a pattern matches no module, every group is protected, or a layer's couplings cannot be followed.
+        UserError: the model does not run, a pattern matches no module, every group is protected, or a layer's
+            couplings cannot be followed.
     """
+    check_runs(model, example)
     model = copy.deepcopy(model)  # tracing changes modes and flags
     protected = _protected(model, options.protect)
     found = list(_all_groups(model, example, protected))
@@ -118,10 +115,7 @@ def prunable_groups(model: nn.Module, example: torch.Tensor, options: PruneOptio
 
 def _all_groups(model: nn.Module, example: torch.Tensor, protected: set[nn.Module]) -> Iterator[Group]:
     refusals, seen = [], set(protected)
-    try:
-        graph = trace(model, example)
-    except GRAPH_ERRORS as error:
-        raise refused([Refusal(layer="*", reason=f"the model cannot be traced: {first_line(error)}")]) from error
+    graph = trace(model, example)
     for name, layer in model.named_modules():
         if not isinstance(layer, nn.Conv2d | nn.Linear) or layer not in graph.module2node or layer in seen:
             continue
@@ -130,7 +124,9 @@ def _all_groups(model: nn.Module, example: torch.Tensor, protected: set[nn.Modul
         try:
             coupled = graph.get_pruning_group(layer, pruner.prune_out_channels, list(range(width)))
         except GRAPH_ERRORS as error:
-            refusals.append(Refusal(layer=name, reason=f"its channels cannot be followed: {first_line(error)}"))
+            refusals.append(
+                Refusal(layer=name, reason=f"its channels cannot be followed: {first_line(error)}")
+            )
             continue
         outs = [dep.target for dep, _ in coupled if graph.is_out_channel_pruning_fn(dep.handler)]
         seen.update(target.module for target in outs)
@@ -144,7 +140,7 @@ def _all_groups(model: nn.Module, example: torch.Tensor, protected: set[nn.Modul
 
 
 def rounded_width(width: int, ratio: float, round_to: int, channel_groups: int = 1) -> int:
-    """`width * (1 - ratio)` as the nearest multiple of `round_to` and `channel_groups`, halves up, at least one.
+    """`width * (1 - ratio)` as the nearest multiple of both others, halves up, at least one multiple.
 
     A layer no wider than one multiple keeps its width.
     """
@@ -179,7 +175,7 @@ def ratio_for(
             next_step="lower prune.target.value",
         )
     low, high = 0, round(MAX_RATIO / _RATIO_STEP)  # cost(low) > limit; every width falls with the ratio
-    if (least := cost(prune_to(model, example, MAX_RATIO, model, options))) > limit:
+    if (least := cost(prune_to(model, example, MAX_RATIO, model, options))) > limit:  # proves the graph, too
         raise UserError(
             f"pruning target {limit:g}: removing {MAX_RATIO:.0%} of the channels still costs {least:g}",
             allowed=f"a target of at least {least:g}",
@@ -187,11 +183,12 @@ def ratio_for(
         )
     while high - low > 1:
         middle = (low + high) // 2
-        if cost(prune_to(model, example, middle * _RATIO_STEP, model, options)) <= limit:
+        cuts = plan_cuts(model, example, middle * _RATIO_STEP, model, options)
+        if cost(cut_copy(model, example, cuts).model) <= limit:
             high = middle
         else:
             low = middle
-    return high * _RATIO_STEP
+    return round(high * _RATIO_STEP, 2)
 
 
 def sensitivity(
@@ -203,19 +200,25 @@ def sensitivity(
 ) -> dict[str, dict[float, float]]:
     """What `score` (e.g. validation accuracy) becomes when one group alone is pruned, without fine-tuning.
 
+    Args:
+        score: Of a pruned model in eval mode.
+        ratios: Shares of the group's channels to remove.
+        model: The parent, of a graph that `prune_to` has accepted.
+        example: One input batch.
+        options: Rounding and protection.
+
     Returns:
         Layer name -> ratio -> score; ratios that rounding turns into no change are left out.
     """
     result: dict[str, dict[float, float]] = {}
-    by_ratio = {ratio: plan_cuts(model, example, ratio, model, options) for ratio in ratios}
-    for ratio, cuts in by_ratio.items():
-        for cut in cuts:
-            result.setdefault(cut.layer, {})[ratio] = score(remove_chosen_channels(model, example, [cut]))
+    for ratio in ratios:
+        for cut in plan_cuts(model, example, ratio, model, options):
+            result.setdefault(cut.layer, {})[ratio] = score(cut_copy(model, example, [cut]).model)
     return result
 
 
 def removed_share(parent: nn.Module, pruned: nn.Module) -> float:
-    """Share of all convolution and linear output channels that is gone, 0..1: what rounding made of the ratio."""
+    """Share of all output channels that is gone, 0..1: what rounding and protection made of the ratio."""
     before, after = _total_width(layer_widths(parent)), _total_width(layer_widths(pruned))
     return 1 - after / before
 
@@ -225,7 +228,7 @@ def _total_width(widths: Mapping[str, tuple[int, int, int]]) -> int:
 
 
 def _least_important(importance: torch.Tensor, count: int, group: Group) -> tuple[int, ...]:
-    """The `count` least important channels; a grouped convolution loses the same ones in each of its groups."""
+    """The `count` least important channels; a grouped convolution loses the same ones in each group."""
     per_group = group.width // group.channel_groups
     scores = importance.view(group.channel_groups, per_group).mean(0)
     worst = torch.argsort(scores, stable=True)[: count // group.channel_groups]
