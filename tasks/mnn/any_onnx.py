@@ -1,7 +1,7 @@
 """Any ONNX to a proven MNN model, or a refusal that names the operator or the reason.
 
-Read and check, look for what is known to go wrong, convert in a child process, audit what was asked, and prove parity
-with ONNX Runtime on several inputs, repeated, at several shapes. Only then does the file appear.
+Read and check, look for what is known to go wrong, convert in a child process, audit what was asked, and
+prove parity with ONNX Runtime on several inputs, repeated, at several shapes. Only then does the file appear.
 """
 
 import json
@@ -81,11 +81,12 @@ def convert_any(
         onnx_path: Any ONNX model of up to 2 GiB; external data lies beside it.
         out: Where the .mnn goes. On a refusal it is neither made nor touched.
         options: Storage of the weights, compression parameters, business tag and time limit; fp32 when None.
-        int8: Quantise convolutions to int8 with scales measured on `calibration`, and store the weights of the
-            others in 8 bits.
+        int8: Quantise convolutions to int8 with scales measured on `calibration`, and store the weights
+            of the others in 8 bits.
         calibration: Folder of real images, neither trained on nor tested on; also inputs for parity.
         preprocess: How an image becomes an input; None: ImageNet's mean and deviation at the input's size.
-        shapes: What to run dynamic inputs at, as NAME=1,3,224,224, once for each size; chosen here when empty.
+        shapes: What to run dynamic inputs at, as NAME=1,3,224,224, once for each size; chosen here
+            when empty.
         runs: Random input sets a shape.
         seed: Of the random inputs.
 
@@ -190,6 +191,10 @@ class _Job:
             convert(self.rewritten, self.mnn, self.options)
         inputs = replace(inputs, only_images=int8, largest=_input_ranges(self.options))
         plan = plan_parity(original, self.original, inputs, timeout_s=timeout_s)
+        if constant := plan.constant_outputs():
+            self.notes.append(
+                f"outputs that are the same for every input prove little: {', '.join(constant)}"
+            )
         if int8 and images is not None:
             self._quantise(images)
         return check_parity(self.mnn, plan, tolerance_for(model, self.options), timeout_s=timeout_s)
@@ -255,7 +260,8 @@ def _op_counts(model: onnx.ModelProto) -> Counter[str]:
 
 def _batch(model: onnx.ModelProto) -> int:
     """Images that one run of the model takes; 1 where that is open."""
-    return graph_inputs(model)[0].dims[0] if isinstance(graph_inputs(model)[0].dims[0], int) else 1
+    size = graph_inputs(model)[0].dims[0]
+    return size if isinstance(size, int) else 1
 
 
 def _input_ranges(options: ConvertOptions) -> dict[str, float]:

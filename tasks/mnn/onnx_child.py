@@ -5,9 +5,10 @@ Both engines can crash or hang on a graph they do not understand, so neither run
 Usage: python -m tasks.mnn.onnx_child reference|optimized|engine MODEL FOLDER
        python -m tasks.mnn.onnx_child bisect MODEL.mnn FOLDER MODEL.onnx TOLERANCE
 
-FOLDER holds `plan.json`, a list of runs; run i is {"feeds": name of an npz, "names": input names in its order,
-"fresh": whether a new session starts with this run}. Run i's outputs go to `out-i.npz` with their names in
-`out-i.json`, or its error to `error-i.txt`; an error ends the engine's work and skips a run of the reference.
+FOLDER holds `plan.json`, a list of runs; run i is {"feeds": name of an npz, "names": input names in its
+order, "fresh": whether a new session starts with this run}. Run i's outputs go to `out-i.npz` with their
+names in `out-i.json`, or its error to `error-i.txt`; an error ends the engine's work and skips a run of the
+reference.
 """
 
 import json
@@ -24,7 +25,7 @@ Array = npt.NDArray[Any]
 
 
 def load_feeds(folder: Path, run: dict[str, Any]) -> dict[str, Array]:
-    """The inputs of one run, by tensor name; in the file they are numbered, because names are arbitrary text."""
+    """The inputs of one run by tensor name; the file numbers them, because names are arbitrary text."""
     with np.load(folder / run["feeds"], allow_pickle=False) as file:
         return {name: file[str(index)] for index, name in enumerate(run["names"])}
 

@@ -45,7 +45,9 @@ def failing_node(onnx_path: Path, *, timeout_s: float) -> Culprit | None:
     """
     model = with_shapes(onnx.load(str(onnx_path)))
     typed = {value.name for value in (*model.graph.value_info, *model.graph.output)}
-    nodes = [n for n in model.graph.node if n.op_type != "Constant" and typed.issuperset(filter(None, n.output))]
+    nodes = [
+        n for n in model.graph.node if n.op_type != "Constant" and typed.issuperset(filter(None, n.output))
+    ]
     plain = ConvertOptions(timeout_s=timeout_s)
     if _converts(model, plain):
         return None

@@ -1,7 +1,7 @@
 """Inputs for proving a conversion when only the ONNX is known: which shapes to run at, and which values.
 
-A graph that is right on one lucky input proves little. So every input is drawn from several distributions, and a
-graph that declares a dynamic axis is run at two sizes of that axis.
+A graph that is right on one lucky input proves little. So every input is drawn from several distributions,
+and a graph that declares a dynamic axis is run at two sizes of that axis.
 """
 
 import re
@@ -18,7 +18,7 @@ from fleet.device.errors import UserError
 Array = npt.NDArray[Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Sizes tried for dynamic axes, in this order, until the graph runs: (pixels of a spatial axis, length of another).
+# Sizes tried for dynamic axes until the graph runs: (pixels of a spatial axis, length of another).
 _FIRST_SIZES = ((64, 16), (224, 16), (32, 8), (16, 4), (8, 2), (640, 32), (4, 1))
 _BATCH, _OTHER_BATCH = 1, 3
 _FLOATS = ("float16", "float32", "float64")
@@ -111,7 +111,7 @@ def first_shapes(inputs: Sequence[GraphInput], model: onnx.ModelProto) -> Iterat
 
 
 def other_shapes(inputs: Sequence[GraphInput], first: Shapes) -> Iterator[Shapes]:
-    """Shapes in which every dynamic axis differs from `first`; several, because some graphs need square inputs."""
+    """Shapes with every dynamic axis other than in `first`; several, as some graphs need square inputs."""
     taken = {g.name: first[g.name] for g in inputs}
     batch = _OTHER_BATCH if all(s[:1] != (_OTHER_BATCH,) for s in taken.values()) else _BATCH
     for grow in ((32, 64), (32, 32), (1, 2), (64, 64), (160, 160), (-32, -32)):
@@ -176,7 +176,7 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, list[tuple[int, ...]]]:
 def explicit_shapes(
     inputs: Sequence[GraphInput], asked: Mapping[str, Sequence[tuple[int, ...]]]
 ) -> list[Shapes]:
-    """The shapes a user asked for, completed with the static inputs; the k-th shapes of all inputs go together.
+    """The shapes a user asked for, static inputs added; the k-th shapes of all inputs go together.
 
     Raises:
         UserError: an unknown input, a shape that contradicts the graph, or counts that do not match.
@@ -216,8 +216,9 @@ def _bad_shape(got: str, inputs: Sequence[GraphInput]) -> UserError:
     )
 
 
-# The distributions, by name. The plain ones are what a model expects; `ties` has equal values, `small` shows an
-# epsilon that was lost, `wide` saturates. Values beyond about 80 are left out: the engine's exponential ends there.
+# The distributions, by name. The plain ones are what a model expects; `ties` has equal values, `small` shows
+# an epsilon that was lost, `wide` saturates. Values beyond about 80 are left out: the engine's exponential
+# ends there.
 PLAIN = ("normal", "unit", "negative")
 DISTRIBUTIONS = (*PLAIN, "ties", "wide", "small")
 _TIE_STEP, _HALF_STEP = 0.37, 0.5
@@ -238,22 +239,27 @@ def seeded_feeds(
     number = DISTRIBUTIONS.index(distribution)
     rng = np.random.default_rng([seed, number])
     step = _HALF_STEP if halves else _TIE_STEP
-    return {g.name: _values(rng, g.dtype, shapes[g.name], distribution, number, step) for g in inputs}
+    return {
+        g.name: _floats(rng, shapes[g.name], distribution, step).astype(g.dtype)
+        if g.dtype in _FLOATS
+        else _integers(rng, shapes[g.name], g.dtype, number)
+        for g in inputs
+    }
 
 
-def _values(
-    rng: np.random.Generator, dtype: str, shape: tuple[int, ...], distribution: str, number: int, step: float
-) -> Array:
+def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, number: int) -> Array:
     if dtype == "bool":
         return rng.random(shape) < (0.5, 0.1, 0.9)[number % 3]
-    if dtype not in _FLOATS:
-        return rng.integers(0, _INTEGER_LIMITS[number % len(_INTEGER_LIMITS)], shape).astype(dtype)
+    return rng.integers(0, _INTEGER_LIMITS[number % len(_INTEGER_LIMITS)], shape).astype(dtype)
+
+
+def _floats(rng: np.random.Generator, shape: tuple[int, ...], distribution: str, tie_step: float) -> Array:
     draw: dict[str, Callable[[], Array]] = {
         "normal": lambda: rng.standard_normal(shape),
         "unit": lambda: rng.random(shape),
         "negative": lambda: -rng.random(shape),
-        "ties": lambda: rng.integers(-5, 6, shape) * step,
+        "ties": lambda: rng.integers(-5, 6, shape) * tie_step,
         "wide": lambda: 10 * rng.standard_normal(shape),
         "small": lambda: 0.01 * rng.standard_normal(shape),
     }
-    return np.asarray(draw[distribution]()).astype(dtype)
+    return np.asarray(draw[distribution]())

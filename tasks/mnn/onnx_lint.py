@@ -1,8 +1,8 @@
 """What MNN's converter is known to get wrong, told from the graph alone.
 
-Parity is the judge; these rules come first because they are cheap, name the operator, and see what a comparison on a
-few inputs can miss. Every rule was measured on MNN 3.6.1: a finding is `certain` when no such graph came out right,
-otherwise it is only named as the likely culprit when conversion or parity fails.
+Parity is the judge; these rules come first because they are cheap, name the operator, and see what a
+comparison on a few inputs can miss. Every rule was measured on MNN 3.6.1: a finding is `certain` when no such
+graph came out right, otherwise it is only named as the likely culprit when conversion or parity fails.
 """
 
 from collections.abc import Callable, Iterator
@@ -78,14 +78,14 @@ def lint(model: onnx.ModelProto) -> list[Finding]:
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in nodes:
         if node.op_type == "Constant":
-            constants |= {node.output[0]: a.t for a in node.attribute if a.name == "value"}
+            constants.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
     ranks = {
         value.name: len(value.type.tensor_type.shape.dim)
         for value in (*model.graph.input, *model.graph.value_info, *model.graph.output)
         if value.type.tensor_type.HasField("shape")
     }
     used = frozenset(name for node in nodes for name in node.input) | {o.name for o in model.graph.output}
-    findings = []
+    findings: list[Finding] = []
     for proto in nodes:
         findings += _examine(Node(proto, opset, constants, ranks, used))
     return findings

@@ -1,6 +1,5 @@
-"""Parity of a converted model with its ONNX: many inputs, repeated, fresh sessions, several shapes, all outputs."""
+"""Parity of a converted model with its ONNX: many inputs, repeated, in fresh sessions, at several shapes."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,17 @@ from tasks.mnn.onnx_plan import Feeds, Plan, Sample, compare_output
 from tasks.mnn.onnx_runs import Done, Planned, run_child
 from tasks.mnn.request import ConvertOptions, int8_layers
 
-# Two bytes that fresh memory is filled with: whoever reads before writing sees other values in the second run.
+# Two bytes that fresh memory is filled with: who reads before writing sees other values in the second run.
 _MALLOC_FILLS = (0xDD, 0x48)
 _REPEATED = 3  # inputs that run again in a second session, in reverse order
 
-# What MNN 3.6.1 computes less exactly than float32 admits, measured on single operators, as errors by output range.
+# What MNN 3.6.1 computes less exactly than float32 can: measured on single operators, by output range.
 _EXACT = 1e-4
-_HALF = 1e-3  # float16 tensors are rounded, or not, at other places; batch norm on 2, 3 or 5 axes drops its epsilon
+_HALF = 1e-3  # float16 tensors round at other places; a batch norm on 2, 3 or 5 axes loses its epsilon
 _ROUGH = 2e-3  # one formula for Erf and Gelu, 2e-4 off; 1e-3 where the output's range is small
 _ROUGH_OPS = frozenset({"Erf", "Gelu"})
 _FP16_WEIGHTS = 5e-3
-# Rounding to 8 bits errs by about 1/254 of the range in each layer; independent errors add up by their squares.
+# Rounding to 8 bits errs by about 1/254 of the range a layer; independent errors add up in quadrature.
 _W8_LAYER, _INT8_LAYER, _LEAST_COSINE = 0.02, 0.05, 0.98
 _W8_MOST, _INT8_MOST = 0.2, 0.4
 
@@ -105,7 +104,8 @@ def check_parity(mnn: Path, plan: Plan, tolerance: Tolerance, *, timeout_s: floa
     """Run the engine on everything in `plan` and compare.
 
     Each shape gets a session in which every input runs, the first twice, and a second one that takes some in
-    reverse; a last session alternates between the shapes. All of it happens twice, with other values in fresh memory.
+    reverse; a last session alternates between the shapes. All of it happens twice, with other values in fresh
+    memory.
 
     Raises:
         DifferenceError: it computed something else; the reason says at which inputs.
@@ -153,8 +153,8 @@ def _judge(sample: Sample, done: Done, tolerance: Tolerance) -> Comparison:
         if not part.max_rel_error <= tolerance.max_rel_error or part.cosine < tolerance.min_cosine:
             detail = part.reason or f"relative error {part.max_rel_error:.3g}, cosine {part.cosine:.5f}"
             raise DifferenceError(
-                f"output {name!r} of the converted model differs from ONNX Runtime at {at}: {detail}, allowed "
-                f"{tolerance.max_rel_error:g}",
+                f"output {name!r} of the converted model differs from ONNX Runtime at {at}: {detail}, "
+                f"allowed {tolerance.max_rel_error:g}",
                 feeds=sample.feeds,
                 tolerance=tolerance.max_rel_error,
             )

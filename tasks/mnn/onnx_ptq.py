@@ -1,6 +1,6 @@
-"""Post-training quantisation of an arbitrary ONNX: scales measured on real images, handed over as MNN takes them.
+"""Post-training quantisation of an arbitrary ONNX, with scales measured on real images.
 
-The cheap alternative to training with fake-quantised layers. Convolutions become int8, everything else stays float.
+The cheap alternative to training with fake-quantised layers: convolutions become int8, all else stays float.
 """
 
 import json
@@ -15,7 +15,7 @@ import onnx
 import onnxruntime
 
 from fleet.device.errors import EngineError, UserError
-from fleet.device.preprocess import Preprocess
+from fleet.device.preprocess import Layout, Preprocess
 from tasks.data.decode import Decoded, decode
 from tasks.mnn.onnx_inputs import GraphInput
 from tasks.mnn.source import attribute
@@ -47,8 +47,8 @@ class Calibration:
         if len(self.files) >= FEWEST_IMAGES:
             return ""
         return (
-            f"calibrated on {len(self.files)} images: use {RECOMMENDED_IMAGES} or more, at least {FEWEST_IMAGES}, "
-            f"from the scene and neither trained on nor tested on"
+            f"calibrated on {len(self.files)} images: use {RECOMMENDED_IMAGES} or more, at least "
+            f"{FEWEST_IMAGES}, from the scene and neither trained on nor tested on"
         )
 
     def feeds(self, batch: int, count: int | None = None) -> Iterator[dict[str, Array]]:
@@ -100,7 +100,7 @@ def _fitting(inputs: Sequence[GraphInput], default_px: int = 224) -> Preprocess 
     sides = {d for d in (dims[2:] if dims[1] == 3 else dims[1:3]) if isinstance(d, int)}
     if len(sides) > 1 or 3 not in (dims[1], dims[3]):
         return None
-    layout = "NCHW" if dims[1] == 3 else "NHWC"
+    layout: Layout = "NCHW" if dims[1] == 3 else "NHWC"
     return Preprocess(size_px=sides.pop() if sides else default_px, layout=layout)
 
 
@@ -170,7 +170,7 @@ class _Layer:
 
 
 def _quantisable(model: onnx.ModelProto) -> list[_Layer]:
-    """The convolutions that the engine computes in int8, but for the first, which reads the picture itself."""
+    """The convolutions that the engine can compute in int8, but for the first, which reads the picture."""
     constants = {t.name: t for t in model.graph.initializer}
     outputs = {o.name for o in model.graph.output}
     readers: dict[str, list[onnx.NodeProto]] = {}
@@ -187,7 +187,12 @@ def _quantisable(model: onnx.ModelProto) -> list[_Layer]:
         depthwise = groups == len(weight) and weight.shape[1] == 1
         activation = _fused(node, readers, outputs, constants)
         output = (activation or node).output[0]
-        if weight.ndim != 4 or (groups != 1 and not depthwise) or output in outputs or node.output[0] in outputs:
+        if (
+            weight.ndim != 4
+            or (groups != 1 and not depthwise)
+            or output in outputs
+            or node.output[0] in outputs
+        ):
             continue
         if _reads_pooled(node, producers):
             continue
@@ -293,5 +298,7 @@ def _session(model: Path | bytes, options: Any) -> Any:
     source = model if isinstance(model, bytes) else str(model)
     try:
         return onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors share no narrower base
-        raise EngineError("ONNX Runtime cannot load the model to calibrate it", engine_said=str(error)) from error
+    except Exception as error:  # ONNX Runtime's errors share no narrower base
+        raise EngineError(
+            "ONNX Runtime cannot load the model to calibrate it", engine_said=str(error)
+        ) from error

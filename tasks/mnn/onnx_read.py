@@ -1,7 +1,7 @@
 """Reading an ONNX from anywhere: checked, bounded, its external data confined, and written out as one file.
 
-The converter and ONNX Runtime are native code that follows whatever paths and sizes a file names; they get to see
-only what passed here.
+The converter and ONNX Runtime are native code that follows whatever paths and sizes a file names; they get to
+see only what passed here.
 """
 
 from collections.abc import Iterator
@@ -72,7 +72,8 @@ def _load_external(path: Path, model: onnx.ModelProto) -> None:
     """Read the external data into the model; onnx itself confines it to the model's folder.
 
     Raises:
-        UserError: a location outside the folder, data that is missing or too short, or more than a model may have.
+        UserError: a location outside the folder, data that is missing or too short, or more than a model may
+        have.
     """
     total = path.stat().st_size
     try:

@@ -1,8 +1,8 @@
 """Saying the same graph in words that MNN's converter understands.
 
-The converter reads only the first operator set, ignores domains and functions, and takes zero or garbage for some
-attributes that ONNX lets one leave out. Each rewrite here keeps the meaning; parity with the graph as it came is
-measured afterwards, so a rewrite that does not is found.
+The converter reads only the first operator set, ignores domains and functions, and takes zero or garbage for
+some attributes that ONNX lets one leave out. Each rewrite here keeps the meaning; parity with the graph as it
+came is measured afterwards, so a rewrite that does not is found.
 """
 
 import onnx

@@ -51,8 +51,8 @@ def run_child(
         model: The .onnx or .mnn file.
         plan: The runs, in order.
         timeout_s: Limit for all of them together.
-        malloc_fill: Byte that fresh memory is filled with, so that values read before they were written differ
-            from run to run; None leaves the allocator alone.
+        malloc_fill: Byte that fresh memory is filled with, so that values read before they were written
+            differ from run to run; None leaves the allocator alone.
 
     Returns:
         One entry a run. A crash or time-out is the error of every run that has no result.
@@ -67,7 +67,7 @@ def run_child(
 def run_bisect(
     onnx_path: Path, mnn: Path, feeds: Mapping[str, Array], *, tolerance: float, timeout_s: float
 ) -> dict[str, str] | None:
-    """The first diverging layer as `op`, `node` and `text`, found in a child; None when it finds none or fails."""
+    """The first diverging layer as `op`, `node` and `text`; None when the child finds none or fails."""
     with tempfile.TemporaryDirectory(prefix="edgeloop-bisect-") as name:
         folder = Path(name)
         _write_plan(folder, [Planned(feeds)])
@@ -116,10 +116,9 @@ def _wait(arguments: Sequence[str], timeout_s: float, malloc_fill: int | None) -
         said = sink.read().decode("utf-8", "replace").strip().splitlines()
     if code == 0:
         return ""
-    how = (
+    return (
         f"crashed with {signal.Signals(-code).name}" if code < 0 else f"failed: {said[-1] if said else code}"
     )
-    return how
 
 
 def _read(folder: Path, index: int, end: str) -> Done:
