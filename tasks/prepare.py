@@ -127,12 +127,13 @@ def prepare(params: PrepareParams, *, out: Path = PREPARED, reports: Path = REPO
     """
     listing = list_source(params.source)
     entries = limited(listing.entries, params.limit, seed=params.seed)
-    with Writer(out, capacity=len(entries), size_px=params.stored_size_px) as writer:
+    with Writer(out, size_px=params.stored_size_px) as writer:
         rows, refusals, handled = _read_all(entries, params, writer)
         frame, label_names, more = _clean(rows, listing)
         refusals = [*listing.refusals, *refusals, *more]
         write_refusals(reports / "prepare_refused.csv", refusals)
         _require_usable(refusals, len(frame), params.max_refused_share)
+        _require_classes(label_names)
         frame = fill_splits(
             frame,
             holdout=params.holdout,
@@ -287,6 +288,15 @@ def _require_usable(refusals: list[Refusal], kept: int, max_share: float) -> Non
         allowed=f"at least one image, at most {100 * max_share:g} % unusable (prepare.max_refused_share)",
         next_step="see reports/prepare_refused.csv; mend or remove these files, or raise the limit",
     )
+
+
+def _require_classes(names: tuple[str, ...]) -> None:
+    if len(names) < 2:
+        raise UserError(
+            f"the source has {len(names)} class with images: {', '.join(names) or 'none'}",
+            allowed="at least two classes",
+            next_step="give each class a folder of its own: CLASS/IMAGE, or SPLIT/CLASS/IMAGE",
+        )
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ def examine(dataset: Dataset) -> Facts:
     shards = [(str(shard), rows) for shard, rows in images.groupby("shard", sort=False)]
     tracked = track(shards, "validate: shards", len(shards))
     images = images.join(pd.concat([_examine_shard(dataset.root, shard, rows) for shard, rows in tracked]))
+    images["shard_state"] = images["shard_state"].fillna("no shard named")
     shorter, longer = images[["width", "height"]].min(axis=1), images[["width", "height"]].max(axis=1)
     images["aspect_ratio"] = longer / shorter
     images["enlargement"] = images["side_px"] / shorter
@@ -90,7 +91,7 @@ def _open_shard(root: Path, name: str) -> npt.NDArray[np.uint8] | str:
 def _classes(images: pd.DataFrame, names: tuple[str, ...]) -> pd.DataFrame:
     def count(split: str) -> npt.NDArray[np.int64]:
         labels = images.loc[(images["split"] == split) & images["label"].between(0, len(names) - 1), "label"]
-        return np.bincount(labels, minlength=len(names)).astype(np.int64)
+        return np.bincount(labels.astype(np.int64), minlength=len(names)).astype(np.int64)
 
     train = count("train")
     imbalance = train.max(initial=0) / np.maximum(train, 1)

@@ -1,5 +1,7 @@
 """Reading a prepared dataset across shards, and refusing what is none."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,7 +19,7 @@ def written(tmp_path, monkeypatch) -> Dataset:
     """Eleven images in two splits; shards hold four images each."""
     monkeypatch.setattr(shards, "SHARD_BYTES", 4 * 8 * 8 * 3)
     images = np.random.default_rng(0).integers(0, 256, (COUNT, 8, 8, 3), np.uint8)
-    with Writer(tmp_path / "prepared", capacity=COUNT + 5, size_px=8) as writer:
+    with Writer(tmp_path / "prepared", size_px=8) as writer:
         numbers = [writer.add(image) for image in images]
         frame = pd.DataFrame(
             {
@@ -79,12 +81,28 @@ def test_a_failing_writer_leaves_nothing(tmp_path):
     """An error half-way leaves neither dataset nor scratch."""
 
     def fail() -> None:
-        with Writer(tmp_path / "prepared", capacity=1, size_px=8) as writer:
+        with Writer(tmp_path / "prepared", size_px=8) as writer:
             writer.add(np.zeros((8, 8, 3), np.uint8))
             raise UserError("stop", allowed="", next_step="")
 
     with pytest.raises(UserError):
         fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch):
+    """No space left is said with what would help, instead of a crash in the middle of a map."""
+    real = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *mode: real(Path("/dev/full"), *mode))
+
+    def fill() -> None:
+        with Writer(tmp_path / "prepared", size_px=64) as writer:
+            for _ in range(10):
+                writer.add(np.zeros((64, 64, 3), np.uint8))
+
+    with pytest.raises(UserError, match="No space left"):
+        fill()
     assert list(tmp_path.iterdir()) == []
 
 
