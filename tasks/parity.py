@@ -6,7 +6,8 @@ report, with the first diverging layer named, and the gate refuses it; only a mo
 is an error.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 import pandas as pd
+import torch
 from pydantic import Field
-from torch import nn
+from torch import fx, nn
 
 from fleet.device.engine import Session
 from fleet.device.errors import UserError
@@ -23,8 +25,10 @@ from fleet.device.preprocess import Preprocess
 from tasks.data.dataset import Dataset, Split
 from tasks.mnn.bisect import first_divergence
 from tasks.mnn.compare import Comparison, combine, compare
+from tasks.mnn.torch_tensors import torch_tensors
 from tasks.nn.checkpoint import Checkpoint
 from tasks.nn.evaluate import Evaluation, evaluate
+from tasks.nn.fold import fold_batch_norms
 from tasks.nn.reference import checkpoint_path, reference_model
 from tasks.progress import track
 from tasks.stage import Params, read_json, stage
@@ -54,12 +58,14 @@ class Tolerances(Params):
 
     fp32: Tolerance = Tolerance(max_rel_error=1e-4, min_cosine=0.999999)
     """float32 in another order of summation."""
-    fp16: Tolerance = Tolerance(max_rel_error=1e-2, min_cosine=0.9999)
-    """Weights rounded to 11 significant bits, 5e-4 each at most; the reference has exact weights."""
-    w8: Tolerance = Tolerance(max_rel_error=0.2, min_cosine=0.99)
-    """Weights rounded to 1/254 of each channel's range; the reference has exact weights."""
-    i8: Tolerance = Tolerance(max_rel_error=0.2, min_cosine=0.99)
-    """The reference is the fake-quant model: where a value lies on a rounding tie, one step may flip."""
+    fp16: Tolerance = Tolerance(max_rel_error=5e-3, min_cosine=0.9999)
+    """The reference has the weights as the converter stores them; constants inside operators (the 1/6 of a
+    hard sigmoid) are stored in half precision too, and the reference's are not: 4e-4 on MobileNetV3-Small."""
+    w8: Tolerance = Tolerance(max_rel_error=5e-3, min_cosine=0.9999)
+    """The reference has the weights as the converter stores them."""
+    i8: Tolerance = Tolerance(max_rel_error=0.25, min_cosine=0.98)
+    """The reference is the fake-quant model: where a value lies on a rounding tie one step may flip and later
+    layers carry it on. What such flips do to predictions is what `min_agreement` bounds."""
 
     def of(self, precision: Precision) -> Tolerance:
         """The tolerance of one precision."""
@@ -87,6 +93,9 @@ class Candidate:
     input_name: str
     output_name: str
     reference: nn.Module
+    """What the engine should compute, with weights as they are stored."""
+    float_reference: nn.Module | None
+    """What the ONNX graph should compute; None for i8: its graph does not round activations."""
 
     def feeds(self, image_HWC: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[np.float32]]:
         """One uint8 RGB image as the engine's input."""
@@ -129,7 +138,10 @@ class Candidate:
             preprocess=preprocess,
             input_name=card["inputs"][0]["name"],
             output_name=card["outputs"][0]["name"],
-            reference=reference_model(variant, workspace),
+            reference=_as_stored(reference_model(variant, workspace), variant.precision),
+            float_reference=None
+            if variant.precision == "i8"
+            else reference_model(replace(variant, precision="fp32"), workspace),
         )
 
 
@@ -170,44 +182,41 @@ def check(candidate: Candidate, test: Split, params: ParityParams) -> tuple[dict
     in_torch = evaluate(candidate.reference, test, candidate.preprocess, params.batch_size)
     in_engine, int8_ops_count = _evaluate_in_engine(candidate, test)
     sample = np.unique(np.linspace(0, len(test) - 1, min(params.images, len(test))).round().astype(np.int64))
-    in_onnx = _onnx_logits(candidate, test, sample)
-    want = in_torch.logits[sample]
-    engine = combine(map(compare, in_engine.logits[sample], want))
-    onnx = combine(map(compare, in_onnx, want))
-    agreement = float((in_torch.predictions == in_engine.predictions).mean())
-    reasons = failures(
-        precision, tolerance, engine=engine, onnx=onnx, agreement=agreement, int8_ops_count=int8_ops_count
-    )
+    engine = combine(map(compare, in_engine.logits[sample], in_torch.logits[sample]))
+    onnx = _compare_export(candidate, test, sample)
+    disagreements = int((in_torch.predictions != in_engine.predictions).sum())
+    reasons = failures(tolerance, engine=engine, onnx=onnx, disagreements=disagreements, n=len(test))
+    if precision == "i8" and int8_ops_count == 0:
+        reasons.append("no operator ran in int8")
     results: dict[str, Any] = {
         "parity_ok": int(not reasons),
         "reason": "; ".join(reasons),
-        "first_diverging_layer": _diverging_layer(candidate, test, sample, in_engine, tolerance)
-        if reasons
-        else "",
+        "first_diverging_layer": "",
         "max_rel_error": engine.to_dict()["max_rel_error"],
         "cosine": engine.cosine,
-        "onnx_max_rel_error": onnx.to_dict()["max_rel_error"],
         "tolerance_rel": tolerance.max_rel_error,
         "elementwise_n": len(sample),
-        "agreement": agreement,
+        "agreement": 1 - disagreements / len(test),
         "n": len(test),
         "int8_ops_count": int8_ops_count,
     }
+    if onnx:
+        results["onnx_max_rel_error"] = onnx.to_dict()["max_rel_error"]
+    if reasons:
+        errors = [
+            compare(*pair).max_rel_error for pair in zip(in_engine.logits, in_torch.logits, strict=True)
+        ]
+        worst = test.image(int(np.argmax(errors)))
+        results["first_diverging_layer"] = _diverging_layer(candidate, candidate.feeds(worst), tolerance)
     if (test.labels >= 0).any():
         results |= {"top1": in_engine.top1, "top1_torch": in_torch.top1}
     return results, in_engine.predictions
 
 
 def failures(
-    precision: Precision,
-    tolerance: Tolerance,
-    *,
-    engine: Comparison,
-    onnx: Comparison,
-    agreement: float,
-    int8_ops_count: int,
+    tolerance: Tolerance, *, engine: Comparison, onnx: Comparison | None, disagreements: int, n: int
 ) -> list[str]:
-    """Why parity is refused, one sentence a reason; empty when it holds."""
+    """Why parity is refused, one phrase a reason; empty when it holds."""
     reasons = []
     if engine.finite_count == 0:
         reasons.append("no finite value to compare")
@@ -217,14 +226,11 @@ def failures(
         reasons.append(f"error {engine.max_rel_error:.3g} of the range, allowed {tolerance.max_rel_error:g}")
     if engine.cosine < tolerance.min_cosine:
         reasons.append(f"cosine {engine.cosine:.6f}, at least {tolerance.min_cosine:g}")
-    if agreement < tolerance.min_agreement:
-        reasons.append(
-            f"same prediction on {agreement:.2%} of images, at least {tolerance.min_agreement:.2%}"
-        )
-    if precision == "i8" and int8_ops_count == 0:
-        reasons.append("no operator ran in int8")
-    # The ONNX graph is float32 whatever the variant; the i8 reference is not, it rounds like the engine.
-    if precision != "i8" and onnx.max_rel_error > _EXPORT_TOLERANCE:
+    # On a small test set one near-tie must not decide: one image is always allowed.
+    allowed = max(1, math.ceil((1 - tolerance.min_agreement) * n - 1e-9))
+    if disagreements > allowed:
+        reasons.append(f"another prediction on {disagreements} of {n} images, allowed {allowed}")
+    if onnx and onnx.max_rel_error > _EXPORT_TOLERANCE:
         reasons.append(f"the exported ONNX is {onnx.max_rel_error:.3g} of the range from torch")
     return reasons
 
@@ -247,25 +253,53 @@ def _evaluate_in_engine(candidate: Candidate, test: Split) -> tuple[Evaluation, 
     return Evaluation(np.concatenate(logits), test.labels), sum(op.int8 for op in ops)
 
 
-def _onnx_logits(candidate: Candidate, test: Split, sample: Classes) -> npt.NDArray[np.float32]:
+def _compare_export(candidate: Candidate, test: Split, sample: Classes) -> Comparison | None:
+    """ONNX Runtime against torch in float32; None for i8."""
+    if candidate.float_reference is None:
+        return None
     session = onnxruntime.InferenceSession(str(candidate.onnx_path), providers=["CPUExecutionProvider"])
-    runs = [session.run([candidate.output_name], candidate.feeds(test.image(int(i))))[0] for i in sample]
-    return np.concatenate(runs)
+    comparisons = []
+    for index in sample:
+        feeds = candidate.feeds(test.image(int(index)))
+        with torch.inference_mode():
+            want = candidate.float_reference(torch.from_numpy(feeds[candidate.input_name])).numpy()
+        comparisons.append(compare(session.run([candidate.output_name], feeds)[0], want))
+    return combine(comparisons)
 
 
 def _diverging_layer(
-    candidate: Candidate, test: Split, sample: Classes, in_engine: Evaluation, tolerance: Tolerance
+    candidate: Candidate, feeds: dict[str, npt.NDArray[np.float32]], tolerance: Tolerance
 ) -> str:
-    """The layer to look at, found on the sampled image on which engine and ONNX graph are furthest apart."""
-    want = _onnx_logits(candidate, test, sample)
-    errors = [compare(g, w).max_rel_error for g, w in zip(in_engine.logits[sample], want, strict=True)]
+    """The first layer at which the engine leaves its reference, for a person to read."""
+    reference = None
+    if isinstance(
+        candidate.reference, fx.GraphModule
+    ):  # rounded weights or fake-quant: not what the ONNX computes
+        reference = torch_tensors(candidate.reference, candidate.onnx_path, feeds[candidate.input_name])
     found = first_divergence(
         candidate.onnx_path,
         candidate.mnn_path,
-        candidate.feeds(test.image(int(sample[int(np.argmax(errors))]))),
+        feeds,
         tolerance=tolerance.max_rel_error,
+        reference=reference,
     )
-    return str(found) if found else "none: the engine follows the exported ONNX, which differs from torch"
+    return str(found) if found else "none: no compared layer is beyond the tolerance"
+
+
+def _as_stored(model: nn.Module, precision: Precision) -> nn.Module:
+    """`model` with its weights as the converter stores them; the reference of w8 and i8 has them already.
+
+    `--fp16` drops the low 13 bits of a float32 weight instead of rounding it (seen in MNN 3.6.1: with dropped
+    bits the engine is reproduced to 1e-7 a layer, with rounded ones to 2e-4).
+    """
+    if precision != "fp16":
+        return model
+    folded = fold_batch_norms(model)
+    for module in folded.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            bits = module.weight.detach().numpy().copy().view(np.uint32) & np.uint32(0xFFFFE000)
+            module.weight.data = torch.from_numpy(bits.view(np.float32))
+    return folded
 
 
 def _write(predictions: pd.DataFrame, path: Path) -> None:
