@@ -98,7 +98,7 @@ class Checkpoint:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU in C order. contiguous() is not enough: an axis of length 1 keeps whatever stride it had,
-    and strides are written to the file.
+    """A copy on the CPU in C order. contiguous() is not enough: an axis of length 1 keeps whatever stride it
+    had, and strides are written to the file.
     """
     return tensor.detach().cpu().reshape(-1).clone().reshape(tensor.shape)

@@ -83,6 +83,7 @@ _FUNCTIONS: dict[Callable[..., object] | str, str] = {
     "view": "reshape",
     "reshape": "reshape",
     torch.cat: "concat",
+    F.max_pool2d: "max pool",
     "mean": "float",
     torch.mean: "float",
     F.hardswish: "float",
@@ -106,6 +107,8 @@ def kind_of(node: fx.Node, modules: dict[str, nn.Module]) -> str | None:
     if isinstance(module, nn.Conv2d):
         plain = module.groups == 1 or module.groups == module.in_channels == module.out_channels
         return "conv" if plain and module.padding_mode == "zeros" else "grouped conv"
+    if isinstance(module, nn.AvgPool2d) and (module.padding not in {0, (0, 0)} or module.ceil_mode):
+        return None  # how the engine counts the padding is not known
     return _MODULES.get(type(module))
 
 

@@ -7,12 +7,13 @@ import copy
 
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+from torchvision.ops import stochastic_depth
 
 from fleet.device.errors import UserError
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
-    """The model as a graph over its own submodules, in eval mode and without dropout.
+    """The model as a graph over its own submodules, in eval mode, without dropout and stochastic depth.
 
     Args:
         model: A float model in eval mode; it is not changed.
@@ -38,7 +39,8 @@ def trace(model: nn.Module) -> fx.GraphModule:
             next_step="choose another architecture, or quantise its ONNX with `edgeloop convert --int8`",
         ) from error
     for node in list(graph_module.graph.nodes):
-        if node.op == "call_module" and isinstance(graph_module.get_submodule(node.target), nn.Dropout):
+        # In eval mode both are the identity; the trace has fixed that for stochastic depth already.
+        if isinstance(_module(node, graph_module), nn.Dropout) or node.target is stochastic_depth:
             _bypass(node)
     return _finished(graph_module)
 

@@ -7,6 +7,7 @@ accordingly: every tensor that carries a scale gets one quantiser, and every rea
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -106,12 +107,17 @@ def plan(graph_module: fx.GraphModule, skip: Sequence[str] = ()) -> Plan:
     left_float = _skipped(operators, graph_module, skip)
     while True:
         result = _attempt(operators, left_float)
-        broken = _signed_max_pools(result)
-        if not broken:
-            return result
-        left_float.update(
-            dict.fromkeys(broken, "its tensor meets an int8 max pool of signed values, wrong on x86")
+        conflicts = _conflicts(result)
+        if not conflicts:
+            break
+        left_float |= conflicts
+    if not result.layers:
+        raise UserError(
+            f"no layer is left to run in int8: {_counted(left_float)}",
+            allowed="a model with at least one ungrouped or depthwise convolution that is not skipped",
+            next_step="shorten quantize.skip, or export this model as w8 instead of i8",
         )
+    return result
 
 
 def build(graph_module: fx.GraphModule, chosen: Plan) -> fx.GraphModule:
@@ -151,8 +157,15 @@ def _operators(graph_module: fx.GraphModule) -> tuple[Operator, ...]:
         if only is not None and kinds[only] in fuses:
             out = only
             fused.add(only)
-        operators.append(Operator(out, node, kind or f"unknown: {node.target}", tuple(tensor_inputs(node))))
+        operators.append(Operator(out, node, kind or _described(node, modules), tuple(tensor_inputs(node))))
     return tuple(operators)
+
+
+def _described(node: fx.Node, modules: dict[str, nn.Module]) -> str:
+    """What an operator that no rule covers is called."""
+    if node.op == "call_module":
+        return type(modules[str(node.target)]).__name__
+    return getattr(node.target, "__name__", str(node.target))
 
 
 def _skipped(
@@ -203,13 +216,6 @@ def _attempt(operators: tuple[Operator, ...], left_float: dict[str, str]) -> Pla
         scales.list(op.node)
     known = [op for op in operators if op.kind in RULES]
     propagate([(op.node, op.inputs, op.kind) for op in known], scales)
-    for op in operators:
-        if op.kind not in RULES and any(t in scales for t in (op.node, *op.inputs)):
-            raise UserError(
-                f"{op.core.name} ({op.kind}) touches a tensor that would be int8",
-                allowed=f"between int8 layers: {', '.join(RULES)}",
-                next_step="name the layers before and after it in quantize.skip",
-            )
     int8 = {op.node for op in listed}
     int8 |= {
         op.node for op in known if op.kind != "conv" and runs_in_int8(op.kind, op.node, op.inputs, scales)
@@ -218,24 +224,31 @@ def _attempt(operators: tuple[Operator, ...], left_float: dict[str, str]) -> Pla
     return Plan(operators, scales, frozenset(int8), layers, dict(left_float))
 
 
-def _signed_max_pools(chosen: Plan) -> list[str]:
-    """Module names of the layers whose scales bring a max pool of possibly negative values into int8."""
+def _conflicts(chosen: Plan) -> dict[str, str]:
+    """Module name -> reason of the int8 layers whose scales reach an operator that must not get one."""
+    reasons: dict[str, str] = {}
     non_negative: set[fx.Node] = set()
-    names: list[str] = []
     for op in chosen.operators:
         if _is_non_negative(op, non_negative):
             non_negative.add(op.node)
-        if op.kind != "max pool" or op.node not in chosen.int8 or op.inputs[0] in non_negative:
+        scaled = [t for t in (op.node, *op.inputs) if t in chosen.scales]
+        if op.kind not in RULES and scaled:
+            reason = f"its tensor meets an operator the engine's rules are not known for: {op.kind}"
+        elif op.kind == "max pool" and op.node in chosen.int8 and op.inputs[0] not in non_negative:
+            reason = "its tensor meets an int8 max pool of signed values, which is wrong on x86"
+        else:
             continue
-        owner = chosen.scales.owner(op.node)
-        names += [
-            str(other.core.target)
-            for other in chosen.operators
-            if other.kind == "conv"
-            and other.node in chosen.int8
-            and owner in {chosen.scales.owner(other.node), chosen.scales.owner(other.inputs[0])}
-        ]
-    return names
+        owners = {chosen.scales.owner(t) for t in scaled}
+        for layer in chosen.operators:
+            if layer.kind == "conv" and layer.node in chosen.int8:
+                own = {chosen.scales.owner(layer.node), chosen.scales.owner(layer.inputs[0])}
+                if own & owners:
+                    reasons.setdefault(str(layer.core.target), reason)
+    return reasons
+
+
+def _counted(reasons: dict[str, str]) -> str:
+    return ", ".join(f"{count} x {reason}" for reason, count in Counter(reasons.values()).most_common())
 
 
 def _is_non_negative(op: Operator, non_negative: set[fx.Node]) -> bool:
@@ -279,13 +292,8 @@ class _Builder:
         self.quantised[op.node] = op.node
         if op.kind != "average pool":
             return
-        pool = self.module.get_submodule(str(op.core.target)) if op.core.op == "call_module" else None
-        if not isinstance(pool, nn.AvgPool2d | nn.AdaptiveAvgPool2d):
-            raise UserError(
-                f"{op.core.name}: average pooling as a function call between int8 layers",
-                allowed="nn.AvgPool2d or nn.AdaptiveAvgPool2d",
-                next_step="name the layers before and after it in quantize.skip",
-            )
+        pool = self.module.get_submodule(str(op.core.target))
+        assert isinstance(pool, nn.AvgPool2d | nn.AdaptiveAvgPool2d), op
         set_submodule(self.module, str(op.core.target), IntegerAvgPool2d(pool, self._quantizer(op.node)))
 
     def _quantise_for_all(self, op: Operator) -> None:

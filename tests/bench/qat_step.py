@@ -1,0 +1,99 @@
+"""Cost of a QAT step against a float training step of the same model, interleaved ABBA so that drift cancels.
+
+Run: python tests/bench/qat_step.py [ARCHITECTURE ...] [--size 64] [--batch 64] [--steps 6] [--threads 1]
+Prints one JSON object an architecture; the budget is a ratio of 2.5.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from tasks.nn.arch import Architecture
+from tasks.nn.calibrate import calibrate
+from tasks.nn.distill import classification_loss, distillation_loss
+from tasks.nn.optim import build_optimizer, default_options
+from tasks.nn.quantized import QuantizedModel
+
+CLASSES = 10
+
+
+def training_step(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, teacher: nn.Module | None
+) -> Callable[[], None]:
+    """One optimiser step on a fixed batch, as `tasks.nn.loop` takes it."""
+    optimizer = build_optimizer(model, learning_rate=1e-4, weight_decay=0.0, options=default_options)
+    model.train()
+
+    def step() -> None:
+        logits = model(images)
+        loss = classification_loss(logits, labels, label_smoothing=0.1)
+        if teacher is not None:
+            with torch.no_grad():
+                soft = teacher(images)
+            loss = loss + distillation_loss(logits, soft, temperature=4.0)
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        optimizer.step()
+
+    return step
+
+
+def seconds(step: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def bench(name: str, arguments: argparse.Namespace) -> dict[str, float | str]:
+    """Median seconds of a float step, a QAT step and a QAT step with distillation, and their ratios."""
+    torch.manual_seed(0)
+    channels_last = {"memory_format": torch.channels_last}
+    float_model, teacher = (Architecture(name=name, num_classes=CLASSES).build().eval() for _ in range(2))
+    images = torch.randn(arguments.batch, 3, arguments.size, arguments.size).to(**channels_last)
+    labels = torch.randint(CLASSES, (arguments.batch,))
+    quantized = QuantizedModel(float_model, ("first", "last"))
+    calibrate(quantized.graph, lambda: iter([images]), "max_abs")
+    graph = quantized.graph.to(**channels_last)
+    float_model.to(**channels_last)
+    teacher.to(**channels_last)
+    steps = {
+        "float": training_step(float_model, images, labels, None),
+        "qat": training_step(graph, images, labels, None),
+        "qat_distilled": training_step(graph, images, labels, teacher),
+    }
+    times: dict[str, list[float]] = {key: [] for key in steps}
+    for step in steps.values():
+        step()  # warm-up
+    for _ in range(arguments.steps):
+        for key in (*steps, *reversed(steps)):
+            times[key].append(seconds(steps[key]))
+    medians = {key: statistics.median(values) for key, values in times.items()}
+    return {
+        "architecture": name,
+        "size_px": arguments.size,
+        "batch": arguments.batch,
+        "threads": torch.get_num_threads(),
+        "n": 2 * arguments.steps,
+        **{f"{key}_s": round(value, 4) for key, value in medians.items()},
+        "qat_ratio": round(medians["qat"] / medians["float"], 3),
+        "qat_distilled_ratio": round(medians["qat_distilled"] / medians["float"], 3),
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    defaults = ["mobilenet_v3_small", "mobilenet_v2", "resnet18"]
+    parser.add_argument("architectures", nargs="*", default=defaults)
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--threads", type=int, default=1)
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    for architecture in chosen.architectures:
+        print(json.dumps(bench(architecture, chosen)), flush=True)
