@@ -33,6 +33,7 @@ __all__ = ["Conversion", "ConvertOptions", "convert", "dump", "supported_ops"]
 
 _CHILD = Path(__file__).with_name("converter_child.py")
 _MEMORY_BYTES, _FILE_BYTES = 16 << 30, 4 << 30  # of a child: address space, largest file
+_COPIES = 4  # of a model that lie in the temporary folder at once: ONNX, result, and two for its dump
 _UUID = re.compile(rb"\x24\0\0\0([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\0")  # a flatbuffer string
 # Words of failure, looked for in lines that carry no tensor name.
 _FAILURE = re.compile(
@@ -41,6 +42,7 @@ _FAILURE = re.compile(
     re.IGNORECASE,
 )
 _NAMES = re.compile(r"^(input|output)Tensors *:|Check it out ==> ")
+_USUAL = re.compile(r"^The device supports|^Start to |^Don't has bizCode|ONNX Model (ir|opset) version")
 _SUBGRAPHS = "please use MNN::Express::Module"
 
 
@@ -81,7 +83,7 @@ def convert(onnx: Path, out: Path, options: ConvertOptions | None = None) -> Con
     options = options or ConvertOptions()
     source = read_source(onnx)
     _refuse(source, refusals(source, options))
-    with _scratch() as folder:
+    with _scratch(spare_bytes=_COPIES * source.model.ByteSize()) as folder:
         checked, made = folder / "model.onnx", folder / "model.mnn"
         write_onnx(source.model, checked)
         said = _run(["convert", *_arguments(checked, made, options)], folder, source.name, options.timeout_s)
@@ -122,7 +124,7 @@ def dump(mnn: Path, *, timeout_s: float = 600.0) -> MnnGraph:
                 ["convert", "-f", "MNN", "--modelFile", str(model), *step], folder, mnn.name, timeout_s
             )
         if not made.is_file():
-            raise EngineError(f"{mnn.name}: the converter could not dump it", engine_said=said.strip())
+            raise EngineError(f"{mnn.name}: the converter could not dump it", engine_said=_words(said))
         weights = stripped.with_name(f"{stripped.name}.weight")
         return parse_graph(
             made.read_text(encoding="utf-8"), weights.read_bytes() if weights.exists() else b""
@@ -135,7 +137,7 @@ def supported_ops() -> frozenset[str]:
         said = _run(["convert", "-f", "ONNX", "--OP"], folder, "operator list", 60.0)
     names = said.partition("support Ops")[2].partition("Total:")[0].split()
     if not names:
-        raise EngineError("the converter listed no operators", engine_said=said.strip())
+        raise EngineError("the converter listed no operators", engine_said=_words(said))
     return frozenset(names)
 
 
@@ -152,10 +154,24 @@ def _arguments(checked: Path, made: Path, options: ConvertOptions) -> list[str]:
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    """A folder for one child: the converter also spills large weights into its working directory."""
-    with tempfile.TemporaryDirectory(prefix="edgeloop-convert-") as folder:
-        yield Path(folder)
+def _scratch(spare_bytes: int = 0) -> Iterator[Path]:
+    """A folder for children to work in: the converter spills large weights into its working directory."""
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if free < spare_bytes:
+        raise _no_scratch(f"{free} bytes free, {spare_bytes} needed")
+    try:
+        with tempfile.TemporaryDirectory(prefix="edgeloop-convert-") as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise _no_scratch(error.strerror or str(error)) from error
+
+
+def _no_scratch(why: str) -> UserError:
+    return UserError(
+        f"temporary folder {tempfile.gettempdir()}: {why}",
+        allowed=f"a folder one can write to, with space for {_COPIES} copies of the model",
+        next_step="free space, or set TMPDIR to another folder",
+    )
 
 
 def _run(command: list[str], folder: Path, model_name: str, timeout_s: float) -> str:
@@ -164,6 +180,7 @@ def _run(command: list[str], folder: Path, model_name: str, timeout_s: float) ->
     Raises:
         EngineError: it hung, crashed or exited with an error.
     """
+    who = "the converter" if command[0] == "convert" else "the engine"
     limits = f"{_MEMORY_BYTES},{_FILE_BYTES},{int(timeout_s) + 60}"
     argv = [sys.executable, "-P", str(_CHILD), limits, *command]
     with tempfile.TemporaryFile() as sink:
@@ -178,7 +195,7 @@ def _run(command: list[str], folder: Path, model_name: str, timeout_s: float) ->
         try:
             code = child.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
-            raise EngineError(f"{model_name}: {command[0]} ran past its limit of {timeout_s:g} s") from error
+            raise EngineError(f"{model_name}: {who} ran past its limit of {timeout_s:g} s") from error
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
@@ -187,8 +204,14 @@ def _run(command: list[str], folder: Path, model_name: str, timeout_s: float) ->
         said = sink.read().decode("utf-8", "replace")
     if code != 0:
         how = f"crashed with {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        raise EngineError(f"{model_name}: {command[0]} {how}", engine_said=said.strip())
+        raise EngineError(f"{model_name}: {who} {how}", engine_said=_words(said))
     return said
+
+
+def _words(said: str) -> str:
+    """What a child said beyond what every conversion prints."""
+    lines = (line.strip() for line in said.splitlines())
+    return "; ".join(line for line in lines if line and not _USUAL.search(line) and not _NAMES.search(line))
 
 
 def _refuse(source: Source, reasons: list[str]) -> None:
@@ -200,7 +223,7 @@ def _check_said(name: str, said: str, made: Path) -> None:
     lines = [line.strip() for line in said.splitlines() if not _NAMES.search(line)]
     complaints = "; ".join(line for line in lines if _FAILURE.search(line))
     if not made.is_file() or made.stat().st_size == 0:
-        raise EngineError(f"{name}: the converter wrote no file", engine_said=complaints or "; ".join(lines))
+        raise EngineError(f"{name}: the converter wrote no file", engine_said=complaints or _words(said))
     if complaints:
         raise EngineError(f"{name}: the converter complained", engine_said=complaints)
     if _SUBGRAPHS in said:

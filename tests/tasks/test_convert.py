@@ -15,7 +15,6 @@ from fleet.device.errors import EdgeloopError, EngineError, UserError
 from tasks.convert import ConvertParams, convert_all, main
 from tasks.mnn.converter import dump
 
-
 WIDTH = 32
 PRECISIONS = ("fp32", "fp16", "w8", "i8")
 

@@ -166,13 +166,13 @@ def _huge(path: Path, size: int) -> Path:
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        (_cast_uint8, "crashed with SIGSEGV"),
+        (_cast_uint8, "the converter crashed with SIGSEGV"),
         (_group_norm, "wrote no file.*\n.*GroupNormalization"),
         (_gru, "cannot run"),
-        (_dilated_pool, "'y' has the shape|inspect crashed with SIGFPE"),
+        (_dilated_pool, "'y' has the shape|the engine crashed with SIGFPE"),
         (_foreign, "foreign domains.*shop.ops::HardSwish 'y'"),
         (_training_norm, "training mode.*BatchNormalization 'y'"),
-        (_huge, "convert|inspect"),
+        (_huge, "the converter|the engine"),
     ],
 )
 def test_what_the_engine_cannot_do_is_refused_without_a_file(
@@ -204,6 +204,16 @@ def test_an_out_that_cannot_be_written_is_a_user_error(blocked: str, tmp_path: P
     with pytest.raises(UserError, match="allowed: a file path"):
         convert(onnx, tmp_path / blocked)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "m.onnx"]
+
+
+def test_a_temporary_folder_without_space_is_a_user_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is said before the converter truncates its files on it."""
+    monkeypatch.setattr(converter, "_COPIES", 1 << 50)
+    with pytest.raises(UserError, match=r"bytes free.*\n.*\n.*TMPDIR"):
+        convert(two_convs(tmp_path / "m.onnx"), tmp_path / "m.mnn")
+    assert not (tmp_path / "m.mnn").exists()
 
 
 def test_two_conversions_to_one_file_leave_one_whole_model(tmp_path: Path) -> None:
