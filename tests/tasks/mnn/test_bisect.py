@@ -55,6 +55,7 @@ def good(tmp_path_factory):
         (torch.zeros(1, 3, 12, 12),),
         str(path),
         dynamo=False,
+        opset_version=17,
         input_names=["input"],
         output_names=["logits"],
         do_constant_folding=False,
