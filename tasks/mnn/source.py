@@ -60,7 +60,7 @@ class Source:
 
     @property
     def outputs(self) -> dict[str, tuple[int, ...]]:
-        """Graph outputs to their shapes; -1 where the extent is symbolic."""
+        """Graph outputs to their shapes; -1 where the extent is symbolic, (-1,) where nothing is declared."""
         return {o.name: _shape(o) for o in self.model.graph.output}
 
     @property
@@ -121,5 +121,7 @@ def named(nodes: Iterable[onnx.NodeProto]) -> str:
 
 
 def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    if not value.type.tensor_type.HasField("shape"):
+        return (-1,)
     dims = value.type.tensor_type.shape.dim
     return tuple(d.dim_value if d.HasField("dim_value") else -1 for d in dims)
