@@ -1,6 +1,7 @@
 """The guarded converter: what it refuses, what it leaves on disk, and that it talks to nobody."""
 
 import contextlib
+import os
 import re
 import shutil
 import subprocess
@@ -249,7 +250,10 @@ def test_a_killed_parent_takes_its_child_with_it(tmp_path: Path) -> None:
     """kill -9 of the caller ends even a converter that hangs, and the old model stays."""
     onnx, out = two_convs(tmp_path / "m.onnx", width=64), tmp_path / "m.mnn"
     out.write_bytes(b"the old model")
-    parent = psutil.Popen([sys.executable, "-c", CONVERT, str(onnx), str(out)])
+    scratch = tmp_path / "scratch"  # killed, the parent leaves it behind
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    parent = psutil.Popen([sys.executable, "-c", CONVERT, str(onnx), str(out)], env=environment)
     child = None
     while child is None and parent.poll() is None:
         child = _limited_child(parent)
