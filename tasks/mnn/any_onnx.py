@@ -22,7 +22,7 @@ from fleet.device.errors import EngineError, UserError
 from fleet.device.preprocess import Preprocess
 from tasks.mnn.converter import ConvertOptions, convert
 from tasks.mnn.onnx_culprit import Culprit, diverging_node, failing_node
-from tasks.mnn.onnx_inputs import graph_inputs, parse_shapes
+from tasks.mnn.onnx_inputs import BATCHES, graph_inputs, parse_shapes
 from tasks.mnn.onnx_lint import Finding, lint
 from tasks.mnn.onnx_parity import DifferenceError, Parity, check_parity, tolerance_for
 from tasks.mnn.onnx_plan import Inputs, UnprovenError, plan_parity
@@ -184,7 +184,8 @@ class _Job:
         self.rewritten.parent.mkdir()
         write_onnx(rewritten, self.rewritten)
         if images is not None:
-            some = list(islice(images.feeds(_batch(self.original)), inputs.runs))
+            sizes = _batch_sizes(self.original)
+            some = [feeds for size in sizes for feeds in islice(images.feeds(size), inputs.runs)]
             inputs = replace(inputs, images=some)
         if not int8:
             # Also the cheap first test of an int8 model: what fails in float fails in int8.
@@ -258,10 +259,10 @@ def _op_counts(model: onnx.ModelProto) -> Counter[str]:
     )
 
 
-def _batch(model: onnx.ModelProto) -> int:
-    """Images that one run of the model takes; 1 where that is open."""
+def _batch_sizes(model: onnx.ModelProto) -> tuple[int, ...]:
+    """Images that one run of the model takes: as declared, or the sizes that a dynamic batch is run at."""
     size = graph_inputs(model)[0].dims[0]
-    return size if isinstance(size, int) else 1
+    return (size,) if isinstance(size, int) else BATCHES
 
 
 def _input_ranges(options: ConvertOptions) -> dict[str, float]:

@@ -5,8 +5,9 @@ and a graph that declares a dynamic axis is run at two sizes of that axis.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 # Sizes tried for dynamic axes until the graph runs: (pixels of a spatial axis, length of another).
 _FIRST_SIZES = ((64, 16), (224, 16), (32, 8), (16, 4), (8, 2), (640, 32), (4, 1))
-_BATCH, _OTHER_BATCH = 1, 3
+# What spatial axes grow by for the second shape, and what other axes do; a size may have an upper limit.
+_GROWTHS = ((32, 64), (32, 32), (1, 2), (64, 64), (160, 160), (-32, -32))
+_LENGTHENINGS = (8, -1)
+BATCHES = (1, 3)
+"""Batch sizes that a dynamic batch axis is run at."""
 _FLOATS = ("float16", "float32", "float64")
 _INTEGER_LIMITS = (2, 1, 4, 8)  # exclusive upper bounds: small enough to be valid indices of small axes
 
@@ -103,45 +108,52 @@ def is_dynamic(inputs: Sequence[GraphInput]) -> bool:
     return any(isinstance(d, str) for graph_input in inputs for d in graph_input.dims)
 
 
-def first_shapes(inputs: Sequence[GraphInput], model: onnx.ModelProto) -> Iterator[Shapes]:
+def first_shapes(inputs: Sequence[GraphInput], model: onnx.ModelProto) -> list[Shapes]:
     """Shapes to try first, small ones before large ones; static inputs give exactly one."""
-    for pixels, length in _FIRST_SIZES if is_dynamic(inputs) else _FIRST_SIZES[:1]:
-        sizes = {"batch": _BATCH, "channel": _channels(model), "spatial": pixels, "length": length}
-        yield _assign(inputs, lambda kind, _axis, sizes=sizes: sizes[kind])
+    channels = _channels(model)
+    candidates = []
+    for pixels, length in _FIRST_SIZES:
+        by_kind = {"batch": BATCHES[0], "channel": channels, "spatial": pixels, "length": length}
+
+        def size_of(g: GraphInput, axis: int, by_kind: dict[str, int] = by_kind) -> int:
+            return by_kind[g.kinds[axis]]
+
+        candidates.append(_assigned(inputs, size_of))
+    return _distinct(candidates)
 
 
-def other_shapes(inputs: Sequence[GraphInput], first: Shapes) -> Iterator[Shapes]:
+def other_shapes(inputs: Sequence[GraphInput], first: Shapes) -> list[Shapes]:
     """Shapes with every dynamic axis other than in `first`; several, as some graphs need square inputs."""
-    taken = {g.name: first[g.name] for g in inputs}
-    batch = _OTHER_BATCH if all(s[:1] != (_OTHER_BATCH,) for s in taken.values()) else _BATCH
-    for grow in ((32, 64), (32, 32), (1, 2), (64, 64), (160, 160), (-32, -32)):
-        for longer in (8, -1):
-            yield _changed(inputs, first, batch, grow, longer)
+    one, other = BATCHES
+    taken = {first[g.name][0] for g in inputs if g.dims and isinstance(g.dims[0], str)}
+    batch = one if other in taken else other
+    candidates = []
+    for grow, longer in product(_GROWTHS, _LENGTHENINGS):
+
+        def size_of(g: GraphInput, axis: int, grow: tuple[int, int] = grow, longer: int = longer) -> int:
+            size = first[g.name][axis]
+            grown = {"channel": size, "spatial": size + grow[axis % 2], "length": size + longer}
+            return batch if g.kinds[axis] == "batch" else max(grown[g.kinds[axis]], 1)
+
+        candidates.append(_assigned(inputs, size_of))
+    return [shapes for shapes in _distinct(candidates) if shapes != first]
 
 
-def _changed(
-    inputs: Sequence[GraphInput], first: Shapes, batch: int, grow: tuple[int, int], longer: int
-) -> dict[str, tuple[int, ...]]:
-    values: dict[str, int] = {}
-    shapes = {}
-    for g in inputs:
-        shape = []
-        for axis, (dim, kind, size) in enumerate(zip(g.dims, g.kinds, first[g.name], strict=True)):
-            change = {"batch": batch - size, "channel": 0, "spatial": grow[axis % 2], "length": longer}[kind]
-            shape.append(values.setdefault(dim, max(size + change, 1)) if isinstance(dim, str) else size)
-        shapes[g.name] = tuple(shape)
-    return shapes
-
-
-def _assign(inputs: Sequence[GraphInput], size_of: Any) -> dict[str, tuple[int, ...]]:
+def _assigned(inputs: Sequence[GraphInput], size_of: Callable[[GraphInput, int], int]) -> Shapes:
+    """Every dynamic axis gets the size that `size_of` gives to the first axis of its name."""
     values: dict[str, int] = {}
     return {
         g.name: tuple(
-            values.setdefault(dim, size_of(kind, axis)) if isinstance(dim, str) else dim
-            for axis, (dim, kind) in enumerate(zip(g.dims, g.kinds, strict=True))
+            values.setdefault(dim, size_of(g, axis)) if isinstance(dim, str) else dim
+            for axis, dim in enumerate(g.dims)
         )
         for g in inputs
     }
+
+
+def _distinct(candidates: Sequence[Shapes]) -> list[Shapes]:
+    """In order, without repetitions: an axis that is fixed leaves many of them equal."""
+    return [shapes for i, shapes in enumerate(candidates) if shapes not in candidates[:i]]
 
 
 def _channels(model: onnx.ModelProto) -> int:
@@ -221,6 +233,8 @@ def _bad_shape(got: str, inputs: Sequence[GraphInput]) -> UserError:
 # ends there.
 PLAIN = ("normal", "unit", "negative")
 DISTRIBUTIONS = (*PLAIN, "ties", "wide", "small")
+PIXELS = "pixels"
+"""A distribution for graphs that narrow to 8 bits: 0 to 255."""
 _TIE_STEP, _HALF_STEP = 0.37, 0.5
 
 
@@ -232,11 +246,11 @@ def seeded_feeds(
     Args:
         inputs: What the graph declares.
         shapes: Extents of every input.
-        distribution: A member of DISTRIBUTIONS; integers and booleans vary in their limits instead.
+        distribution: A member of DISTRIBUTIONS, or PIXELS; integers and booleans vary in their limits instead.
         seed: Same seed, same values.
         halves: Let `ties` be multiples of one half, for graphs that round.
     """
-    number = DISTRIBUTIONS.index(distribution)
+    number = (*DISTRIBUTIONS, PIXELS).index(distribution)
     rng = np.random.default_rng([seed, number])
     step = _HALF_STEP if halves else _TIE_STEP
     return {
@@ -261,5 +275,6 @@ def _floats(rng: np.random.Generator, shape: tuple[int, ...], distribution: str,
         "ties": lambda: rng.integers(-5, 6, shape) * tie_step,
         "wide": lambda: 10 * rng.standard_normal(shape),
         "small": lambda: 0.01 * rng.standard_normal(shape),
+        PIXELS: lambda: rng.integers(0, 256, shape),
     }
     return np.asarray(draw[distribution]())

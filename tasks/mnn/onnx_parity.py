@@ -25,7 +25,7 @@ _ROUGH_OPS = frozenset({"Erf", "Gelu"})
 _FP16_WEIGHTS = 5e-3
 # Rounding to 8 bits errs by about 1/254 of the range a layer; independent errors add up in quadrature.
 _W8_LAYER, _INT8_LAYER, _LEAST_COSINE = 0.02, 0.05, 0.98
-_W8_MOST, _INT8_MOST = 0.2, 0.4
+_W8_MOST, _INT8_MOST = 0.1, 0.2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from fleet.device.errors import EngineError
 from tasks.mnn.compare import Comparison, compare
 from tasks.mnn.onnx_inputs import (
     DISTRIBUTIONS,
+    PIXELS,
     PLAIN,
     GraphInput,
     Shapes,
@@ -97,12 +98,13 @@ def plan_parity(path: Path, model: onnx.ModelProto, inputs: Inputs, *, timeout_s
     """
     declared = graph_inputs(model)
     halves = any(node.op_type in _ROUNDING for node in model.graph.node)
+    kinds = (*DISTRIBUTIONS, PIXELS) if any(map(_narrows, model.graph.node)) else DISTRIBUTIONS
 
     def run(feeds: Sequence[Feeds], side: Side) -> list[Done]:
         return run_child(side, path, [Planned(f) for f in feeds], timeout_s=timeout_s)
 
     def attempt(shapes: Shapes) -> tuple[list[Sample], str]:
-        drawn = list(_draw(declared, shapes, inputs, halves=halves))
+        drawn = list(_draw(declared, shapes, inputs, kinds, halves=halves))
         done = run([feeds for feeds, _ in drawn], "reference")
         samples = [
             Sample(feeds=feeds, want=one.outputs, plain=plain)
@@ -111,7 +113,9 @@ def plan_parity(path: Path, model: onnx.ModelProto, inputs: Inputs, *, timeout_s
         ]
         return samples, done[0].error
 
-    groups = _choose_shapes(declared, model, inputs.shapes, attempt)
+    of_images = [{name: value.shape for name, value in feeds.items()} for feeds in inputs.images[:1]]
+    candidates = [*of_images, *first_shapes(declared, model)]
+    groups = _choose_shapes(declared, candidates, inputs.shapes, attempt)
     for _, samples in groups:
         _check_reference(samples, run([s.feeds for s in samples], "optimized"))
     _check_declared(model, declared, groups)
@@ -119,7 +123,7 @@ def plan_parity(path: Path, model: onnx.ModelProto, inputs: Inputs, *, timeout_s
 
 
 def _draw(
-    declared: Sequence[GraphInput], shapes: Shapes, inputs: Inputs, *, halves: bool
+    declared: Sequence[GraphInput], shapes: Shapes, inputs: Inputs, kinds: Sequence[str], *, halves: bool
 ) -> Iterable[tuple[Feeds, bool]]:
     """Input sets at one shape, each with whether it is of a plain kind."""
     fitting = [f for f in inputs.images if all(f[g.name].shape == tuple(shapes[g.name]) for g in declared)]
@@ -127,13 +131,19 @@ def _draw(
         yield feeds, True
     if fitting and inputs.only_images:
         return
-    for k in range(inputs.runs):
-        kind, round_number = DISTRIBUTIONS[k % len(DISTRIBUTIONS)], k // len(DISTRIBUTIONS)
+    for k in range(inputs.runs + len(kinds) - len(DISTRIBUTIONS)):
+        kind, round_number = kinds[k % len(kinds)], k // len(kinds)
         feeds = seeded_feeds(declared, shapes, kind, inputs.seed + round_number, halves=halves)
         yield (
             {name: _scaled(value, (inputs.largest or {}).get(name)) for name, value in feeds.items()},
             kind in PLAIN,
         )
+
+
+def _narrows(node: onnx.NodeProto) -> bool:
+    """Whether it casts to 8 bits."""
+    narrow = {onnx.TensorProto.UINT8, onnx.TensorProto.INT8}
+    return node.op_type == "Cast" and any(a.name == "to" and a.i in narrow for a in node.attribute)
 
 
 def _scaled(value: Array, largest: float | None) -> Array:
@@ -147,7 +157,7 @@ Group = tuple[Shapes, list[Sample]]
 
 def _choose_shapes(
     declared: Sequence[GraphInput],
-    model: onnx.ModelProto,
+    candidates: Iterable[Shapes],
     asked: Mapping[str, Sequence[tuple[int, ...]]],
     attempt: Any,
 ) -> list[Group]:
@@ -155,7 +165,7 @@ def _choose_shapes(
     if asked:
         groups = [_attempt_all([shapes], attempt, asked=True) for shapes in explicit_shapes(declared, asked)]
     else:
-        groups = [_attempt_all(first_shapes(declared, model), attempt, asked=False)]
+        groups = [_attempt_all(candidates, attempt, asked=False)]
     if not is_dynamic(declared) or len(groups) > 1:
         return groups
     errors = []
