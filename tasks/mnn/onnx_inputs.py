@@ -246,7 +246,7 @@ def seeded_feeds(
     Args:
         inputs: What the graph declares.
         shapes: Extents of every input.
-        distribution: A member of DISTRIBUTIONS, or PIXELS; integers and booleans vary in their limits instead.
+        distribution: A member of DISTRIBUTIONS, or PIXELS; of integers and booleans the limits vary.
         seed: Same seed, same values.
         halves: Let `ties` be multiples of one half, for graphs that round.
     """

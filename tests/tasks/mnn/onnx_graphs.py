@@ -13,10 +13,8 @@ Value = tuple[str, Sequence[int | str] | None] | tuple[str, Sequence[int | str] 
 
 def node(op: str, inputs: str, outputs: str, domain: str = "", **attributes: Any) -> onnx.NodeProto:
     """A node with its tensor names separated by blanks; `_` leaves an optional input out."""
-    names = ["" if name == "_" else name for name in inputs.split()]
-    return helper.make_node(
-        op, names, outputs.split(), name=f"{op}_{outputs.split()[0]}", domain=domain, **attributes
-    )
+    reads, writes = ["" if name == "_" else name for name in inputs.split()], outputs.split()
+    return helper.make_node(op, reads, writes, name=f"{op}_{writes[0]}", domain=domain, **attributes)
 
 
 def graph(

@@ -156,7 +156,7 @@ def test_a_case_is_refused_by_name_or_right_on_its_own_inputs(outcomes, name):
 
 @pytest.mark.parametrize("name", MUTABLE)
 def test_renamed_reseeded_and_wrapped_cases_keep_their_verdict(outcomes, mutations, name):
-    """Other names, weights and surrounding layers turn no control into a refusal and no fault into a success."""
+    """Other names, weights and surrounding layers make no control fail and no fault pass."""
     mutation = mutations[name]
     assert mutation.result.ok == mutation.model.exists()
     if outcomes[name].result.ok:

@@ -21,41 +21,83 @@ def _findings(nodes, inputs, constants=None, opset=17, outputs=(OPEN,)):
 
 CERTAIN = {
     "batch norm in training mode": (
-        [node("BatchNormalization", "x s b m v", "y m2 v2", training_mode=1)], [IMAGE], SCALES, 17, "eval()",
+        [node("BatchNormalization", "x s b m v", "y m2 v2", training_mode=1)],
+        [IMAGE],
+        SCALES,
+        17,
+        "eval()",
     ),
     "dropout in training mode": (
-        [node("Dropout", "x r t", "y")], [IMAGE], {"r": np.float32(0.5), "t": np.array(True)}, 17, "eval()",
+        [node("Dropout", "x r t", "y")],
+        [IMAGE],
+        {"r": np.float32(0.5), "t": np.array(True)},
+        17,
+        "eval()",
     ),
     "dilated max pooling": (
-        [node("MaxPool", "x", "y", kernel_shape=[2, 2], dilations=[1, 3])], [IMAGE], {}, 17, "dilations=[1, 3]",
+        [node("MaxPool", "x", "y", kernel_shape=[2, 2], dilations=[1, 3])],
+        [IMAGE],
+        {},
+        17,
+        "dilations=[1, 3]",
     ),
     "dilated average pooling": (
-        [node("AveragePool", "x", "y", kernel_shape=[2, 2], dilations=[2, 2])], [IMAGE], {}, 19, "dilations",
+        [node("AveragePool", "x", "y", kernel_shape=[2, 2], dilations=[2, 2])],
+        [IMAGE],
+        {},
+        19,
+        "dilations",
     ),
     "padding at the lower side": (
-        [node("Conv", "x w", "y", auto_pad="SAME_LOWER", strides=[2, 2])], [IMAGE], {"w": weights(4, 3, 3, 3)}, 17,
+        [node("Conv", "x w", "y", auto_pad="SAME_LOWER", strides=[2, 2])],
+        [IMAGE],
+        {"w": weights(4, 3, 3, 3)},
+        17,
         "SAME_LOWER",
     ),
     "scatter with a reduction": (
-        [node("ScatterND", "x i u", "y", reduction="mul")], [("x", [4, 5])],
-        {"i": np.array([[0], [2]]), "u": weights(2, 5)}, 18, "reduction=mul",
+        [node("ScatterND", "x i u", "y", reduction="mul")],
+        [("x", [4, 5])],
+        {"i": np.array([[0], [2]]), "u": weights(2, 5)},
+        18,
+        "reduction=mul",
     ),
     "gather with negative indices": (
-        [node("GatherElements", "x i", "y", axis=1)], [("x", [2, 5])], {"i": INDICES - 1}, 17, "negative",
+        [node("GatherElements", "x i", "y", axis=1)],
+        [("x", [2, 5])],
+        {"i": INDICES - 1},
+        17,
+        "negative",
     ),
     "resize with antialiasing": (
-        [node("Resize", "x _ _ z", "y", mode="linear", antialias=1)], [IMAGE], {"z": np.array([1, 3, 4, 4])}, 18,
+        [node("Resize", "x _ _ z", "y", mode="linear", antialias=1)],
+        [IMAGE],
+        {"z": np.array([1, 3, 4, 4])},
+        18,
         "antialias",
     ),
     "the last of equal maxima": (
-        [node("ArgMax", "x", "y", axis=1, select_last_index=1)], [IMAGE], {}, 17, "select_last_index",
+        [node("ArgMax", "x", "y", axis=1, select_last_index=1)],
+        [IMAGE],
+        {},
+        17,
+        "select_last_index",
     ),
     "a quantised graph": (
-        [node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "y")], [IMAGE],
-        {"s": np.float32(0.1), "z": np.int8(0)}, 17, "--int8",
+        [node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "y")],
+        [IMAGE],
+        {"s": np.float32(0.1), "z": np.int8(0)},
+        17,
+        "--int8",
     ),
-    "random numbers": ([node("RandomNormalLike", "x", "r"), node("Add", "x r", "y")], [IMAGE], {}, 17, "random"),
-}  # fmt: skip
+    "random numbers": (
+        [node("RandomNormalLike", "x", "r"), node("Add", "x r", "y")],
+        [IMAGE],
+        {},
+        17,
+        "random",
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", CERTAIN)
@@ -74,16 +116,25 @@ HARMLESS = {
     "max pooling": ([node("MaxPool", "x", "y", kernel_shape=[2, 2], dilations=[1, 1])], [IMAGE], {}, 17),
     "max pooling with unread indices": ([node("MaxPool", "x", "y i", kernel_shape=[2, 2])], [IMAGE], {}, 17),
     "scatter": (
-        [node("ScatterElements", "x i u", "y", axis=1, reduction="none")], [("x", [2, 5])],
-        {"i": INDICES, "u": weights(2, 2)}, 18,
+        [node("ScatterElements", "x i u", "y", axis=1, reduction="none")],
+        [("x", [2, 5])],
+        {"i": INDICES, "u": weights(2, 2)},
+        18,
     ),
-    "convolution": ([node("Conv", "x w", "y", auto_pad="SAME_UPPER")], [IMAGE], {"w": weights(4, 3, 3, 3)}, 17),
+    "convolution": (
+        [node("Conv", "x w", "y", auto_pad="SAME_UPPER")],
+        [IMAGE],
+        {"w": weights(4, 3, 3, 3)},
+        17,
+    ),
     "softmax over the last axis": ([node("Softmax", "x", "y", axis=3)], [IMAGE], {}, 11),
     "resize": (
-        [node("Resize", "x _ s", "y", mode="linear", antialias=0)], [IMAGE],
-        {"s": np.array([1, 1, 2, 2], np.float32)}, 18,
+        [node("Resize", "x _ s", "y", mode="linear", antialias=0)],
+        [IMAGE],
+        {"s": np.array([1, 1, 2, 2], np.float32)},
+        18,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", HARMLESS)
