@@ -113,27 +113,9 @@ class Candidate:
         variant = Variant.parse(name)
         folder = workspace / "models/mnn" / name
         card = read_json(folder / "card.json")
-        checkpoint = Checkpoint.load(checkpoint_path(variant, workspace))
         preprocess = Preprocess.from_dict(card["preprocess"])
-        _require(
-            name, "preprocess", card["preprocess_sha256"], preprocess.digest(), "its own record's digest"
-        )
-        _require(
-            name, "preprocess", preprocess.to_dict(), checkpoint.preprocess.to_dict(), "the checkpoint's"
-        )
-        _require(name, "labels", card["labels"], list(checkpoint.labels), "the checkpoint's")
-        _require(name, "labels", card["labels"], list(dataset.label_names), "the dataset's")
-        digest = hashlib.sha256((folder / "model.mnn").read_bytes()).hexdigest()
-        _require(name, "mnn_sha256", card["mnn_sha256"], digest, "the file's")
-        with Session(folder / "model.mnn") as session:
-            for side, specs in (("inputs", session.inputs), ("outputs", session.outputs)):
-                said = [(t["name"], tuple(t["shape"]), t["dtype"]) for t in card[side]]
-                _require(
-                    name, side, said, [(t.name, t.shape, t.dtype) for t in specs.values()], "the model's"
-                )
-        _require(
-            name, "input shape", tuple(card["inputs"][0]["shape"]), preprocess.input_shape, "preprocess's"
-        )
+        _check_card(name, card, preprocess, Checkpoint.load(checkpoint_path(variant, workspace)), dataset)
+        _check_model(name, card, folder / "model.mnn")
         return cls(
             variant=variant,
             onnx_path=workspace / "models/export" / name / "model.onnx",
@@ -195,8 +177,8 @@ def check(candidate: Candidate, test: Split, params: ParityParams) -> tuple[dict
         "parity_ok": int(not reasons),
         "reason": "; ".join(reasons),
         "first_diverging_layer": "",
-        "max_rel_error": engine.to_dict()["max_rel_error"],
-        "cosine": engine.cosine,
+        "max_rel_error": _three_digits(engine.to_dict()["max_rel_error"]),
+        "cosine": 1 - _three_digits(1 - engine.cosine),
         "tolerance_rel": tolerance.max_rel_error,
         "elementwise_n": len(sample),
         "agreement": 1 - disagreements / len(test),
@@ -204,7 +186,7 @@ def check(candidate: Candidate, test: Split, params: ParityParams) -> tuple[dict
         "int8_ops_count": int8_ops_count,
     }
     if onnx:
-        results["onnx_max_rel_error"] = onnx.to_dict()["max_rel_error"]
+        results["onnx_max_rel_error"] = _three_digits(onnx.to_dict()["max_rel_error"])
     if reasons:
         errors = [
             compare(*pair).max_rel_error for pair in zip(in_engine.logits, in_torch.logits, strict=True)
@@ -238,6 +220,30 @@ def failures(
     if onnx and onnx.max_rel_error > _EXPORT_TOLERANCE:
         reasons.append(f"the exported ONNX is {onnx.max_rel_error:.3g} of the range from torch")
     return reasons
+
+
+def _three_digits(value: float | str) -> float:
+    """Rounding errors depend on how many threads torch sums with; a report should not."""
+    return float(f"{value:.3g}")
+
+
+def _check_card(
+    name: str, card: dict[str, Any], preprocess: Preprocess, checkpoint: Checkpoint, dataset: Dataset
+) -> None:
+    _require(name, "preprocess", card["preprocess_sha256"], preprocess.digest(), "its own record's digest")
+    _require(name, "preprocess", preprocess.to_dict(), checkpoint.preprocess.to_dict(), "the checkpoint's")
+    _require(name, "labels", card["labels"], list(checkpoint.labels), "the checkpoint's")
+    _require(name, "labels", card["labels"], list(dataset.label_names), "the dataset's")
+    _require(name, "input shape", tuple(card["inputs"][0]["shape"]), preprocess.input_shape, "preprocess's")
+
+
+def _check_model(name: str, card: dict[str, Any], path: Path) -> None:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    _require(name, "mnn_sha256", card["mnn_sha256"], digest, "the file's")
+    with Session(path) as session:
+        for side, specs in (("inputs", session.inputs), ("outputs", session.outputs)):
+            said = [(t["name"], tuple(t["shape"]), t["dtype"]) for t in card[side]]
+            _require(name, side, said, [(t.name, t.shape, t.dtype) for t in specs.values()], "the model's")
 
 
 def _require(variant: str, what: str, got: object, want: object, whose: str) -> None:

@@ -188,15 +188,7 @@ def diagnose(
     for step, pipeline in alternatives(base, claimed, encoded=encoded):
         scores, top1 = _scores(predict, pipeline, pictures, labels)
         gain = scores - base_scores
-        difference = pipeline.differences(base)[0]
-        trial = Trial(
-            step=STEPS[step],
-            difference=difference,
-            mean_gain=float(gain.mean()),
-            t=_t_statistic(gain),
-            top1=top1,
-        )
-        gains[trial] = gain
+        gains[_trial(STEPS[step], pipeline.differences(base)[0], gain, top1)] = gain
     trials = tuple(sorted(gains, key=lambda trial: -trial.mean_gain))
     return Diagnosis(
         steps=tuple(
@@ -219,6 +211,12 @@ def engine_predict(session: Session) -> Predict:
         return logits
 
     return predict
+
+
+def _trial(step: str, difference: str, gain: npt.NDArray[np.float64], top1: float | None) -> Trial:
+    return Trial(
+        step=step, difference=difference, mean_gain=float(gain.mean()), t=_t_statistic(gain), top1=top1
+    )
 
 
 def _judge(step: str, gains: Mapping[Trial, npt.NDArray[np.float64]]) -> StepDiagnosis:
