@@ -28,6 +28,7 @@ from tasks.tracking import (
     tracking_uri,
     wait_until_written,
 )
+from tasks.variants import Variant
 from tasks.workspace import Workspace
 
 _WRITER_GRACE_S = 60.0
@@ -209,9 +210,8 @@ def _wait_for_tracking(workspace: Workspace, build_id: str, uri: str) -> None:
 
 def variants(reports: Path) -> list[dict[str, Any]]:
     """The headline numbers of every variant, gathered from the stages' reports."""
-    export, convert, parity = (
-        read_json(reports / f"{name}.json") for name in ("export", "convert", "parity")
-    )
+    convert, parity = read_json(reports / "convert.json"), read_json(reports / "parity.json")
+    trained, pruned = (read_json(reports / f"{name}.json")["macs_count"] for name in ("train", "prune"))
     devices = sorted(
         (reports / "benchmark").glob("*.json"), key=lambda path: (path.stem != "local", path.stem)
     )
@@ -221,7 +221,7 @@ def variants(reports: Path) -> list[dict[str, Any]]:
             "name": name,
             "top1": parity[f"{name}/top1"],
             "size_bytes": convert[f"{name}/size_bytes"],
-            "macs": export[f"{name}/macs_count"],
+            "macs": pruned if Variant.parse(name).pruned_percent else trained,
             "latency_ms": {p: benchmark[f"{name}/{p}_ms"] for p in ("p50", "p95", "p99")},
             "parity_max_rel_error": parity[f"{name}/max_rel_error"],
             "agreement": parity[f"{name}/agreement"],

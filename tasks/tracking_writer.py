@@ -161,7 +161,7 @@ class Spool:
             del self._files[path]
 
 
-def carry(spool: Spool, uri: str, owner: list[float]) -> None:
+def carry(spool: Spool, uri: str, owner: list[float], *, grace_s: float = _GRACE_S) -> None:
     """Deliver until the owner has ended and nothing is left, or the store fails for too long after that."""
     spool.take_up()
     store, give_up_at = None, float("inf")
@@ -172,8 +172,8 @@ def carry(spool: Spool, uri: str, owner: list[float]) -> None:
         except (MlflowException, OSError) as error:
             print(f"{time.strftime('%H:%M:%S')} not delivered, trying again: {error}", flush=True)
             if not is_alive(owner):
-                give_up_at = min(give_up_at, time.monotonic() + _GRACE_S)
-                if time.monotonic() > give_up_at:
+                give_up_at = min(give_up_at, time.monotonic() + grace_s)
+                if time.monotonic() >= give_up_at:
                     return
         time.sleep(_POLL_S)
     for leftover in ("writer.log", "writer.lock"):

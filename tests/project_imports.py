@@ -1,4 +1,4 @@
-"""Which project modules a module reads at run time: its imports, followed by ast, and the children it starts."""
+"""Which project modules a module reads at run time: its imports, by ast, and the children it starts."""
 
 import ast
 from functools import cache
@@ -23,7 +23,7 @@ EXCLUDED = frozenset(
 def module_file(name: str) -> Path | None:
     """The file of a dotted module name inside the project, or None; packages themselves hold no code."""
     path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
-    return path if name.split(".")[0] in PACKAGES and path.is_file() else None
+    return path if name.startswith(tuple(f"{p}." for p in PACKAGES)) and path.is_file() else None
 
 
 def imported_names(tree: ast.AST) -> set[str]:
@@ -60,7 +60,7 @@ def direct_reads(path: Path) -> frozenset[Path]:
 
 
 def reads(module: str) -> set[str]:
-    """`module`'s file and everything it reads transitively, as paths relative to the root, exclusions left out."""
+    """`module`'s file and all it reads transitively but the exclusions, as paths relative to the root."""
     start = module_file(module)
     assert start is not None, f"no module {module}"
     seen: set[Path] = set()

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import os
 import re
 import tomllib
 from pathlib import Path
@@ -54,7 +53,7 @@ def test_the_walk_follows_functions_and_child_processes():
 def test_every_preset_has_the_same_graph(preset):
     """presets/NAME/dvc.yaml is a link to the root's, so it cannot drift; its params lead back to the root."""
     folder = ROOT / "presets" / preset
-    assert os.readlink(folder / "dvc.yaml") == "../../dvc.yaml"
+    assert (folder / "dvc.yaml").readlink() == Path("../../dvc.yaml")
     params = yaml.safe_load((folder / "params.yaml").read_text(encoding="utf-8"))
     assert (folder / params["root"]).resolve() == ROOT
     assert set(params) == set(yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8")))
@@ -66,7 +65,9 @@ def test_params_fit_the_stages(workspace, stage):
     """Every section of every workspace is accepted by its stage: a misspelt key does not wait for hours."""
     module = importlib.import_module(f"tasks.{stage}")
     model = next(
-        value for name, value in vars(module).items() if name.lower() == f"{stage}params" and isinstance(value, type)
+        value
+        for name, value in vars(module).items()
+        if name.lower() == f"{stage}params" and isinstance(value, type)
     )
     assert load_params(stage, model, WORKSPACES[workspace].path)
 
@@ -83,7 +84,9 @@ def test_reports_are_kept_in_git_and_models_in_dvc():
     for entry in GRAPH.values():
         outs = [out for kind in ("outs", "metrics", "plots") for out in entry.get(kind, ())]
         for out in outs:
-            path, cached = (out, True) if isinstance(out, str) else (next(iter(out)), next(iter(out.values()))["cache"])
+            path, cached = (
+                (out, True) if isinstance(out, str) else (next(iter(out)), next(iter(out.values()))["cache"])
+            )
             assert path.startswith("reports/") is not cached, path
 
 
@@ -117,7 +120,9 @@ def test_packages_hold_no_code():
     for package in PACKAGES:
         for init in (ROOT / package).rglob("__init__.py"):
             body = ast.parse(init.read_text(encoding="utf-8")).body
-            assert all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body), init
+            assert all(
+                isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body
+            ), init
 
 
 def test_digits_module_stands_for_the_digits():

@@ -9,7 +9,18 @@ import pytest
 from project_imports import ROOT, imported_names
 
 MODULES = sorted(path for package in ("fleet", "tasks", "flows") for path in (ROOT / package).rglob("*.py"))
-HEAVY = ("torch", "torchvision", "mlflow", "prefect", "great_expectations", "altair", "dvc", "pandas", "sklearn", "MNN")
+HEAVY = (
+    "torch",
+    "torchvision",
+    "mlflow",
+    "prefect",
+    "great_expectations",
+    "altair",
+    "dvc",
+    "pandas",
+    "sklearn",
+    "MNN",
+)
 
 
 def _imports(path: Path) -> set[str]:
@@ -23,10 +34,18 @@ def _ids(path: Path) -> str:
 @pytest.mark.parametrize("path", MODULES, ids=_ids)
 def test_imports_go_one_way(path):
     """flows -> tasks -> fleet.lab -> fleet.device: nothing imports what stands above it."""
-    above = {"fleet/device": ("fleet.lab", "tasks", "flows"), "fleet/lab": ("tasks", "flows"), "tasks": ("flows",)}
+    above = {
+        "fleet/device": ("fleet.lab", "tasks", "flows"),
+        "fleet/lab": ("tasks", "flows"),
+        "tasks": ("flows",),
+    }
     place = next((folder for folder in above if path.is_relative_to(ROOT / folder)), None)
     forbidden = above.get(place, ())
-    wrong = {name for name in _imports(path) if name.startswith(tuple(f"{f}." for f in forbidden)) or name in forbidden}
+    wrong = {
+        name
+        for name in _imports(path)
+        if name.startswith(tuple(f"{f}." for f in forbidden)) or name in forbidden
+    }
     assert not wrong
 
 
@@ -37,7 +56,9 @@ def test_the_device_side_needs_numpy_opencv_mnn_only(path):
     assert {name.split(".")[0] for name in _imports(path)} <= allowed
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if not path.is_relative_to(ROOT / "flows")], ids=_ids)
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if not path.is_relative_to(ROOT / "flows")], ids=_ids
+)
 def test_only_flows_imports_prefect(path):
     """Tasks are plain functions: they run without Prefect."""
     assert not any(name.split(".")[0] == "prefect" for name in _imports(path))

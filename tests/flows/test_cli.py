@@ -1,0 +1,61 @@
+"""The command line: what it offers, how it refuses."""
+
+import pytest
+from conftest import edgeloop
+
+from flows.cli import app, main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        (["bild"], 2),
+        (["build", "--preset"], 2),
+        (["build", "--no-such-option"], 2),
+        (["convert", "model.onnx"], 2),
+        (["init", "Bad Name", "."], 2),
+        (["init", "new", "/no/such/folder"], 2),
+    ],
+    ids=" ".join,
+)
+def test_exit_codes(arguments, code, capsys):
+    """0 for an answer, 2 for input that cannot be used; never Python's 1, which means refused by the gate."""
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == code
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_help_names_every_command(capsys):
+    """The front page shows all there is, and where to start."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    page = capsys.readouterr().out
+    for command in ("build", "init", "convert", "doctor", "ui"):
+        assert command in page
+    assert "Start with" in page
+
+
+def test_every_command_says_what_its_options_mean():
+    """No option without a word of help."""
+    for name in ("build", "init", "convert", "doctor", "ui"):
+        for argument in app[name].assemble_argument_collection():
+            assert argument.parameter.help, f"{name} {argument.name}"
+
+
+def test_a_bug_is_no_refusal(monkeypatch, capsys):
+    """An unexpected exception exits 3 with its traceback: exit 1 is the gate's."""
+    monkeypatch.setattr("flows.cli.find_workspace", lambda name: 1 / 0)
+    with pytest.raises(SystemExit) as exit_:
+        main(["build"])
+    assert exit_.value.code == 3
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_stdout_is_for_results(tiny_build):
+    """What compiled libraries print does not get into the JSON."""
+    done = edgeloop(tiny_build.clone, "build", "--preset", "tiny", "--json")
+    assert done.stdout.startswith("{")
+    assert done.stdout.rstrip().endswith("}")

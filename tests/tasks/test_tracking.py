@@ -1,0 +1,208 @@
+"""Tracking: what a stage says arrives in MLflow, and MLflow's troubles do not reach the stage."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+
+from fleet.device.errors import UserError
+from tasks import tracking, tracking_writer
+from tasks.mlflow_store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGE = """
+import sys, time
+from pathlib import Path
+from tasks.tracking import stage_run
+with stage_run(sys.argv[1], {"epochs": 3, "augment": {"flip": True}}) as run:
+    for step in range(5):
+        run.metrics({"loss": 1.0 / (step + 1)}, step=step)
+    Path("curve.csv").write_text("step,loss\\n")
+    run.artifact(Path("curve.csv"))
+    run.tags({"colour": "blue"})
+    print("computing", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    """A folder outside any repository, whose store exists already."""
+    folder = tmp_path_factory.mktemp("workspace")
+    Store(tracking.tracking_uri(folder), tracking.state_folder(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(workspace):
+    """The id of a build of one stage that has ended."""
+    assert _start(workspace, "train", build="all").wait() == 0
+    return "all"
+
+
+def _start(
+    workspace: Path, stage: str, *, build: str, seconds: float = 0.0, **more: str
+) -> subprocess.Popen[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "EDGELOOP_", "DVC_"))}
+    env = kept | {"PYTHONPATH": str(ROOT), tracking.BUILD_ID: build} | more
+    command = [sys.executable, "-c", STAGE, stage, str(seconds)]
+    return subprocess.Popen(command, cwd=workspace, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def _runs(workspace: Path, build: str) -> dict:
+    assert tracking.wait_until_written(tracking.spool_folder(workspace, build), 60)
+    client = MlflowClient(tracking.tracking_uri(workspace))
+    experiment = client.get_experiment_by_name(f"edgeloop-{workspace.name}")
+    found = client.search_runs([experiment.experiment_id], f"tags.build_id = '{build}'")
+    return {run.info.run_name: run for run in found}
+
+
+def test_a_stage_is_a_nested_run_with_all_it_said(workspace, finished):
+    """Flattened params, each step of a curve, artifact, tags and origin are in the run under its build."""
+    runs = _runs(workspace, finished)
+    stage, parent = runs["train"], runs[finished]
+    assert stage.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert (stage.info.status, parent.info.status) == ("FINISHED", "FINISHED")
+    assert stage.data.params == {"epochs": "3", "augment.flip": "True"}
+    assert stage.data.tags["colour"] == "blue"
+    assert stage.data.tags["engine_version"] == "3.6.1"
+    client = MlflowClient(tracking.tracking_uri(workspace))
+    curve = client.get_metric_history(stage.info.run_id, "loss")
+    assert [(point.step, point.value) for point in curve] == [(s, 1.0 / (s + 1)) for s in range(5)]
+    assert [file.path for file in client.list_artifacts(stage.info.run_id)] == ["curve.csv"]
+
+
+def test_two_stages_at_once_share_one_build(workspace):
+    """Two processes writing to one SQLite file lose nothing and make one parent."""
+    both = [_start(workspace, stage, build="both", seconds=0.5) for stage in ("a", "b")]
+    assert [process.wait() for process in both] == [0, 0]
+    runs = _runs(workspace, "both")
+    assert set(runs) == {"both", "a", "b"}
+    assert {runs[s].data.tags["mlflow.parentRunId"] for s in "ab"} == {runs["both"].info.run_id}
+
+
+def test_a_killed_stage_is_marked_killed(workspace):
+    """kill -9 leaves no run that looks as if it were still going on, and keeps what was said before."""
+    stage = _start(workspace, "train", build="killed", seconds=60)
+    assert stage.stdout.readline() == "computing\n"
+    stage.kill()
+    stage.wait()
+    run = _runs(workspace, "killed")["train"]
+    assert run.info.status == "KILLED"
+    assert run.data.metrics["loss"] == pytest.approx(0.2)
+
+
+def test_a_failed_stage_says_why(workspace, monkeypatch):
+    """An error raised on purpose ends the run as FAILED with its text, and goes on to the caller."""
+    monkeypatch.chdir(workspace)
+    monkeypatch.setenv(tracking.BUILD_ID, "failed")
+    error = UserError("no images", allowed="some", next_step="add them")
+    with pytest.raises(UserError, match="no images"), tracking.stage_run("prepare", {}):
+        raise error
+    run = _runs(workspace, "failed")["prepare"]
+    assert run.info.status == "FAILED"
+    assert run.data.tags["error"] == str(error)
+
+
+def test_an_unreachable_server_is_an_error_before_the_work(workspace, monkeypatch):
+    """A store that does not answer is told at once, not after an hour of training."""
+    with contextlib.closing(socket.socket()) as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{unused.getsockname()[1]}")
+        monkeypatch.chdir(workspace)
+        with (
+            pytest.raises(UserError, match=r"MLflow at http://127\.0\.0\.1"),
+            tracking.stage_run("train", {}),
+        ):
+            pytest.fail("the work has started")
+
+
+def test_what_was_not_delivered_is_sent_by_a_later_build(workspace):
+    """A spool left behind by a writer that could not deliver is emptied by the next build's writer."""
+    left = tracking.spool_folder(workspace, "left")
+    left.mkdir(parents=True)
+    opening = {"stage": "gate", "params": {}, "build_id": "left", "workspace": str(workspace), "address": ""}
+    lines = [
+        opening | {"process": [0, 0.0], "time_ms": 1000},
+        {"metrics": {"checks": 7.0}, "step": 0, "time_ms": 1500},
+    ]
+    lines.append({"status": "FINISHED", "time_ms": 2000})
+    (left / "gate-1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert _start(workspace, "train", build="next").wait() == 0
+    run = _runs(workspace, "left")["gate"]
+    assert run.data.metrics == {"checks": 7.0}
+    assert (run.info.start_time, run.info.end_time) == (1000, 2000)
+
+
+def test_a_store_that_fails_keeps_the_spool(tmp_path):
+    """When the store stays away after the build has ended, the writer gives up and deletes nothing."""
+    folder = tmp_path / "spool" / "build"
+    folder.mkdir(parents=True)
+    opening = {
+        "stage": "s",
+        "params": {},
+        "build_id": "b",
+        "workspace": str(tmp_path),
+        "address": "",
+        "time_ms": 1,
+    }
+    file = folder / "s-1.jsonl"
+    file.write_text(json.dumps(opening | {"process": [0, 0.0]}) + "\n", encoding="utf-8")
+    (tmp_path / "file").touch()
+    missing = f"sqlite:///{tmp_path}/file/mlflow.db"  # below a file there is no folder
+    tracking_writer.carry(tracking_writer.Spool(folder), missing, [0, 0.0], grace_s=0.0)
+    assert file.exists()
+
+
+def test_the_writer_ends_with_its_build(workspace, finished):
+    """When all is written and the build has ended, no writer and no spool folder is left."""
+    folder = tracking.spool_folder(workspace, finished)
+    deadline = time.monotonic() + 60
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not folder.exists()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(
+        str(folder) in " ".join(p.info["cmdline"] or ()) for p in _all()
+    ):
+        time.sleep(0.1)
+    assert not any(str(folder) in " ".join(p.info["cmdline"] or ()) for p in _all())
+
+
+def _all() -> list[psutil.Process]:
+    return list(psutil.process_iter(["cmdline"]))
+
+
+def test_only_the_first_process_of_torchrun_speaks(workspace, monkeypatch):
+    """Ranks above 0 track nothing, so a training on several machines is one run."""
+    monkeypatch.chdir(workspace)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv(tracking.BUILD_ID, "ranks")
+    with tracking.stage_run("train", {}) as run:
+        run.metrics({"loss": 1.0})
+    assert not tracking.spool_folder(workspace, "ranks").exists()
+
+
+def test_a_build_id_must_be_a_file_name(monkeypatch):
+    """EDGELOOP_BUILD_ID becomes a folder's name; a path in it is refused."""
+    monkeypatch.setenv(tracking.BUILD_ID, "../../etc")
+    with pytest.raises(UserError, match="EDGELOOP_BUILD_ID"):
+        tracking.current_build()
+
+
+def test_a_stage_alone_is_a_build_of_its_own(monkeypatch):
+    """Without DVC and without a given id, the build is this process."""
+    monkeypatch.delenv(tracking.BUILD_ID, raising=False)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    build, owner = tracking.current_build()
+    assert owner.pid == os.getpid()
+    assert build.startswith("stage-")
+    assert build.endswith(f"-{os.getpid()}")
