@@ -59,7 +59,7 @@ def write_onnx(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _check_graph(path: Path, model: onnx.ModelProto) -> None:
-    """Ask onnx.checker; it insists on the shapes of outputs, which exporters may leave out and engines ignore.
+    """Ask onnx.checker; it insists on shapes of outputs, which exporters may leave out and engines ignore.
 
     Raises:
         EngineError: a graph that it rejects.
