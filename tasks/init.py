@@ -110,7 +110,7 @@ def look(listing: Listing, source: Path) -> Found:
     labels = {entry.label for entry in listing.entries if entry.label is not None}
     if len(labels) < 2:
         raise UserError(
-            f"{source}: {len(listing.entries)} images in {len(labels)} class folders",
+            f"{source}: {len(listing.entries)} files in {len(labels)} class folders",
             allowed="at least two folders with images, one a class, or train/ and test/ with these inside",
             next_step="put the images of each class into a folder named after it",
         )

@@ -1,4 +1,4 @@
-"""`edgeloop build` on the preset `tiny`: the whole graph, the run tree, the registered version, what re-runs."""
+"""`edgeloop build` on the preset `tiny`: the whole graph, run tree, registered version, what re-runs."""
 
 import json
 import os
@@ -199,10 +199,7 @@ def test_a_missing_source_is_named(make_clone):
     clone = make_clone()
     done = edgeloop(clone, "build", "--preset", "grocery")
     assert done.returncode == 2
-    assert (
-        str(clone.parents[1] / "shared" / "data" / "grocery256.tar") in done.stderr
-        or "grocery256.tar" in done.stderr
-    )
+    assert "grocery256.tar" in done.stderr
     shutil.rmtree(clone)
 
 

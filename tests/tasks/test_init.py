@@ -1,0 +1,98 @@
+"""`edgeloop init`: a workspace for someone's own images, or one clear error."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from fleet.device.errors import UserError
+from tasks.init import init_workspace
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository with the default workspace's parameters only."""
+    root = tmp_path / "repository"
+    root.mkdir()
+    (root / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    return root
+
+
+def _images(folder: Path, *, classes: int = 2, each: int = 3, side: int = 100) -> Path:
+    noise = np.random.default_rng(0)
+    for label in range(classes):
+        (folder / f"class {label}").mkdir(parents=True)
+        for number in range(each):
+            pixels = noise.integers(0, 255, (side + 20, side, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"class {label}" / f"ü {number}.png")
+    return folder
+
+
+def test_a_workspace_refers_to_the_images_where_they_lie(repository, tmp_path):
+    """The folder is named by its absolute path; the graph is a link to the root's."""
+    images = _images(tmp_path / "my photos")
+    made, found = init_workspace(repository, "mine", images)
+    params = yaml.safe_load((made.path / "params.yaml").read_text(encoding="utf-8"))
+    assert params["prepare"]["source"] == {"kind": "folder", "path": str(images)}
+    assert (made.path / params["root"]).resolve() == repository
+    assert (made.path / "dvc.yaml").readlink() == Path("../../dvc.yaml")
+    assert (found.images_count, found.classes_count, found.side_px) == (6, 2, 100)
+
+
+@pytest.mark.parametrize(("side", "size"), [(20, 32), (100, 96), (500, 224)])
+def test_the_input_size_follows_the_images(repository, tmp_path, side, size):
+    """Inputs are the largest usual size that needs no enlarging."""
+    made, _ = init_workspace(repository, "mine", _images(tmp_path / "images", side=side))
+    params = yaml.safe_load((made.path / "params.yaml").read_text(encoding="utf-8"))
+    assert params["train"]["preprocess"]["size_px"] == params["prepare"]["stored_size_px"] == size
+
+
+@pytest.mark.parametrize("name", ["", "Mine", "../mine", "a b", "-x", "digits", "x" * 41])
+def test_a_bad_name_is_refused(repository, tmp_path, name):
+    """A name that is no folder name, or means something else already, makes nothing."""
+    with pytest.raises(UserError, match="workspace name"):
+        init_workspace(repository, name, _images(tmp_path / "images"))
+    assert not (repository / "workspaces").exists()
+
+
+def test_an_existing_name_is_refused_and_kept(repository, tmp_path):
+    """A second init under one name does not touch the first."""
+    images = _images(tmp_path / "images")
+    made, _ = init_workspace(repository, "mine", images)
+    before = (made.path / "params.yaml").read_bytes()
+    with pytest.raises(UserError, match="taken"):
+        init_workspace(repository, "mine", images)
+    assert (made.path / "params.yaml").read_bytes() == before
+
+
+def test_bad_folders_are_refused(repository, tmp_path):
+    """Missing, empty, one class, no images, or the repository itself: each with what is allowed."""
+    (tmp_path / "empty").mkdir()
+    text = tmp_path / "text"
+    for label in "ab":
+        (text / label).mkdir(parents=True)
+        (text / label / "note.jpg").write_text("no picture", encoding="utf-8")
+    cases = {
+        tmp_path / "missing": "missing",
+        tmp_path / "empty": "0 files",
+        _images(tmp_path / "one", classes=1): "1 class",
+        text: "none of 2",
+        repository: "holds edgeloop itself",
+    }
+    for folder, said in cases.items():
+        with pytest.raises(UserError, match=said):
+            init_workspace(repository, "mine", folder)
+    assert not (repository / "workspaces" / "mine").exists()
+
+
+def test_a_relative_folder_is_made_absolute(repository, tmp_path, monkeypatch):
+    """`edgeloop init mine images` works from any folder, and so does the workspace later."""
+    images = _images(tmp_path / "images")
+    monkeypatch.chdir(tmp_path)
+    made, _ = init_workspace(repository, "mine", Path("images"))
+    params = yaml.safe_load((made.path / "params.yaml").read_text(encoding="utf-8"))
+    assert Path(params["prepare"]["source"]["path"]).samefile(images)

@@ -1,0 +1,101 @@
+"""Registering: only what the gate let pass, with evidence for these bytes, and each set of bytes once."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from fleet.device.errors import UserError
+from tasks import register
+from tasks.workspace import Workspace
+
+
+@pytest.fixture
+def built(tiny_build, tmp_path):
+    """A copy of the built tiny workspace without its data, in a repository of its own."""
+    (tmp_path / ".dvc").mkdir()
+    path = tmp_path / "presets" / "tiny"
+    ignored = shutil.ignore_patterns("data", "data_docs", "train", "prune", "quantize", "export", "parity")
+    shutil.copytree(tiny_build.workspace, path, ignore=ignored, symlinks=True)
+    return Workspace(name="tiny", path=path, repository=tmp_path)
+
+
+@pytest.fixture
+def store(tiny_build, tmp_path, monkeypatch):
+    """A copy of the store the tiny build wrote to: creating one anew takes seconds."""
+    database = tmp_path / "mlflow.db"
+    shutil.copy2(tiny_build.clone / ".edgeloop" / "mlflow.db", database)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
+    return MlflowClient(f"sqlite:///{database}")
+
+
+def _edit(report: Path, **values) -> None:
+    record = json.loads(report.read_text(encoding="utf-8")) | values
+    report.write_text(json.dumps(record), encoding="utf-8")
+
+
+def test_the_same_bytes_are_registered_once(built, store):
+    """Registering again what version 1 holds gives version 1, whichever build made it."""
+    assert register.register(built, "build-again").version == 1
+
+
+def test_other_bytes_are_a_new_version_and_the_candidate(built, store):
+    """A changed card is another release: version 2, which becomes the candidate."""
+    card = next((built.path / "models" / "mnn").glob("*/card.json"))
+    _edit(card, biz_code="another")
+    assert register.register(built, "build-new").version == 2
+    assert store.get_registered_model("edgeloop-tiny").aliases == {"candidate": 2}
+    tags = {v: store.get_model_version("edgeloop-tiny", v).tags["release_sha256"] for v in ("1", "2")}
+    assert tags["1"] != tags["2"] == register.release_sha256(built.path / "models" / "mnn")
+
+
+def test_the_champion_does_not_become_a_candidate_again(built, store):
+    """Rebuilding what is released already leaves nothing to review."""
+    store.set_registered_model_alias("edgeloop-tiny", "champion", "1")
+    store.delete_registered_model_alias("edgeloop-tiny", "candidate")
+    register.register(built, "build-champion")
+    assert store.get_registered_model("edgeloop-tiny").aliases == {"champion": 1}
+
+
+def test_a_refused_build_is_not_registered(built):
+    """The gate's verdict is read again here, and the failed check is named."""
+    check = {"name": "v: accuracy floor", "verdict": "fail"}
+    _edit(built.path / "reports" / "gate.json", verdict="fail", checks=[check])
+    with pytest.raises(UserError, match="v: accuracy floor"):
+        register.verify_evidence(built.path)
+
+
+def test_a_model_changed_after_the_gate_is_refused(built):
+    """The evidence is about other bytes than those that lie there."""
+    model = next((built.path / "models" / "mnn").glob("*/model.mnn"))
+    model.write_bytes(model.read_bytes() + b"\0")
+    with pytest.raises(UserError, match="its card says otherwise"):
+        register.verify_evidence(built.path)
+
+
+def test_a_missing_model_is_refused(built):
+    """A variant the convert report speaks of has to be there."""
+    next((built.path / "models" / "mnn").glob("*/model.mnn")).unlink()
+    with pytest.raises(UserError, match="no file"):
+        register.verify_evidence(built.path)
+
+
+def test_a_variant_without_parity_is_refused(built):
+    """Every converted variant needs its parity."""
+    (built.path / "reports" / "parity.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match=r"parity\.json says nothing"):
+        register.verify_evidence(built.path)
+
+
+def test_a_long_gate_table_keeps_its_head():
+    """MLflow keeps 5,000 characters: whole rows from the top, where what failed stands, and a pointer."""
+    rows = [f"| check {number} | 1 | 2 |" for number in range(1000)]
+    text = register.description("\n".join(rows))
+    assert len(text) <= 5000
+    assert text.startswith(rows[0])
+    kept = text.split("\n\n")[0].splitlines()
+    assert kept == rows[: len(kept)]
+    assert "release/gate.md" in text
+    assert register.description("short\n") == "short\n"
