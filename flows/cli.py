@@ -91,6 +91,10 @@ def convert(
     out: Path,
     int8: Annotated[bool, Parameter(negative="")] = False,
     calibration: Path | None = None,
+    preprocess: Path | None = None,
+    fp16: Annotated[bool, Parameter(negative="")] = False,
+    weight_bits: int | None = None,
+    compression: Path | None = None,
     shape: Annotated[list[str], Parameter(negative="")] = [],  # noqa: B006  # cyclopts copies; None would be `--shape` with no value
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
@@ -101,12 +105,28 @@ def convert(
         out: Where the .mnn goes; written only when every check has passed.
         int8: Quantise weights and activations to int8; needs `--calibration`.
         calibration: A folder of real images, not from the training or the test set.
+        preprocess: How an image becomes an input: JSON, the record `preprocess` of a model card. Default:
+            centre square, ImageNet's mean and deviation.
+        fp16: Store weights in half precision.
+        weight_bits: 8 stores weights in int8 and computes in float.
+        compression: MNN's compression parameters (JSON): scales of the int8 layers, instead of `--int8`.
         shape: Shape of a dynamic input, as NAME=1,3,224,224; repeatable, several for one name are all tried.
         as_json: Print the result as JSON.
     """
+    from fleet.device.preprocess import Preprocess
     from tasks.mnn.any_onnx import convert_any
+    from tasks.mnn.request import ConvertOptions
+    from tasks.stage import read_json
 
-    result = convert_any(model, out, int8=int8, calibration=calibration, shapes=shape)
+    result = convert_any(
+        model,
+        out,
+        options=ConvertOptions(fp16=fp16, weight_bits=weight_bits, compression=compression),
+        int8=int8,
+        calibration=calibration,
+        preprocess=Preprocess.from_dict(read_json(preprocess)) if preprocess else None,
+        shapes=shape,
+    )
     record = result.to_dict()
     print(json.dumps(record, indent=1) if as_json else _conversion_text(record))
     return 0 if record["ok"] else EdgeloopError.exit_code

@@ -110,7 +110,8 @@ def convert_any(
             images = open_calibration(calibration, graph_inputs(model), preprocess) if calibration else None
             parity = job.run(Inputs(shapes=asked, runs=runs, seed=seed), images, int8=int8)
         except EngineError as error:
-            return _refused(ops, job.unsupported(error), job.explain(error))
+            unsupported, reason = job.explain(error)
+            return _refused(ops, unsupported, reason)
         _publish(job.mnn, out)
     return AnyConversion(
         ok=True,
@@ -212,23 +213,20 @@ class _Job:
         if images.warning:
             self.notes.append(images.warning)
 
-    def unsupported(self, error: EngineError) -> list[str]:
-        """The operators to blame: the converter's own list, and those the lint is certain about."""
+    def explain(self, error: EngineError) -> tuple[list[str], str]:
+        """The operators to blame, and the error in one line with the node that causes it."""
         said = _UNSUPPORTED.search(error.engine_said)
-        named = said[1].split() if said else []
-        certain = [finding.op for finding in self.findings if finding.certain]
-        return sorted({op.removeprefix("ONNX::") for op in named} | set(certain))
-
-    def explain(self, error: EngineError) -> str:
-        """The error in one line, with the operator that causes it."""
-        reason = error.reason if not error.engine_said else f"{error.reason}: {_in_short(error.engine_said)}"
-        if isinstance(error, UnprovenError) or any(finding.certain for finding in self.findings):
-            return reason
+        blamed = {op.removeprefix("ONNX::") for op in said[1].split()} if said else set()
+        reason = f"{error.reason}: {_in_short(error.engine_said)}" if error.engine_said else error.reason
+        certain = {finding.op for finding in self.findings if finding.certain}
+        if isinstance(error, UnprovenError) or certain:
+            return sorted(blamed | certain), reason
         culprit = self._culprit(error)
-        why = {finding.node: str(finding) for finding in self.findings}
-        if culprit is not None:
-            return f"{reason}; first at {why.get(culprit.node) or culprit}"
-        return "; ".join([reason, *(f"suspected: {finding}" for finding in self.findings[:_MOST_NAMED])])
+        if culprit is None:
+            suspects = (f"suspected: {finding}" for finding in self.findings[:_MOST_NAMED])
+            return sorted(blamed), "; ".join([reason, *suspects])
+        known = {finding.node: str(finding) for finding in self.findings}
+        return sorted(blamed | {culprit.op}), f"{reason}; first at {known.get(culprit.node) or culprit}"
 
     def _culprit(self, error: EngineError) -> Culprit | None:
         """The first node that goes wrong, where there is a model to look into."""
