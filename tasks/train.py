@@ -1,6 +1,7 @@
 """The stage `train`: the prepared images become a float model, with its curves and its size."""
 
 import csv
+import io
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,7 +21,7 @@ from tasks.nn.checkpoint import Checkpoint
 from tasks.nn.init import InitFile, Loaded, load_matching, read_state, torchvision_state
 from tasks.nn.loop import Epoch, FitConfig, evaluate, fit
 from tasks.nn.macs import macs, params
-from tasks.stage import REPORTS, Params, load_params, read_json, stage
+from tasks.stage import REPORTS, Params, load_params, read_json, stage, write_text
 
 DATA = Path("data/prepared")
 CHECKPOINT = Path("models/train/checkpoint.pt")
@@ -174,11 +175,11 @@ def _say_unusual(size_px: int, *, params_count: int, macs_count: int) -> None:
 
 
 def _write_curves(history: Sequence[Epoch]) -> None:
-    CURVES.parent.mkdir(parents=True, exist_ok=True)
-    with CURVES.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(Epoch.__dataclass_fields__), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(entry) for entry in history)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(Epoch.__dataclass_fields__), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(entry) for entry in history)
+    write_text(CURVES, text.getvalue())
 
 
 def _follow() -> None:

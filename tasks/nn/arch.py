@@ -16,8 +16,8 @@ from fleet.device.errors import UserError
 
 Activation = Literal["default", "relu6"]
 
-# Auxiliary classifiers serve training only and would be dead weight on a device; the truncated-normal start of
-# these two takes seconds, and torchvision is about to drop it.
+# Auxiliary classifiers serve training only and would be dead weight on a device; the truncated-normal start
+# of these two takes seconds, and torchvision is about to drop it.
 BUILD_OPTIONS: dict[str, dict[str, bool]] = {
     "googlenet": {"aux_logits": False, "init_weights": False},
     "inception_v3": {"aux_logits": False, "init_weights": False},

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from fleet.device.errors import UserError
 from fleet.device.preprocess import Preprocess
 from tasks.data.dataset import Split
 from tasks.nn.augment import AugmentConfig, augment
@@ -61,3 +62,18 @@ class Loader:
         images_NHWC = np.stack([augment(image, self.augment, self.preprocess, rng) for image in stored])
         pixels = replace(self.preprocess, layout="NHWC").normalize(images_NHWC)
         return torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.from_numpy(self.split.labels[chosen])
+
+
+def even_batch(batch_size: int, images_count: int, processes: int) -> int:
+    """The batch size, at most the split, that `processes` share out evenly.
+
+    Raises:
+        UserError: the batch is no multiple of the processes, or there are fewer images than processes.
+    """
+    if batch_size % processes or images_count < processes:
+        raise UserError(
+            f"batch_size {batch_size} and {images_count} training images with {processes} processes",
+            allowed="a batch_size that is a multiple of the number of processes, and an image for each",
+            next_step="change batch_size in params.yaml or torchrun's --nproc-per-node",
+        )
+    return min(batch_size, images_count // processes * processes)

@@ -28,7 +28,7 @@ from tasks.nn.config import DistillConfig, FitConfig
 from tasks.nn.distill import classification_loss, distillation_loss
 from tasks.nn.ema import averaged
 from tasks.nn.evaluate import Evaluation, evaluate
-from tasks.nn.loader import Loader
+from tasks.nn.loader import Loader, even_batch
 from tasks.nn.optim import OptionsFor, build_optimizer, cosine_rate, default_options, set_learning_rate
 from tasks.progress import track
 
@@ -153,7 +153,7 @@ class _Trainer:
             split=train,
             preprocess=preprocess,
             augment=config.augment,
-            batch_size=_even_batch(config.batch_size, len(train)),
+            batch_size=even_batch(config.batch_size, len(train), distributed.world_size()),
             seed=config.seed,
             rank=distributed.rank(),
             world_size=distributed.world_size(),
@@ -282,18 +282,6 @@ class _Trainer:
             torch.autograd.backward(self._loss(trial, images, labels, bf16=bf16))
 
         return distributed.from_first_rank(bf16_is_faster(step))
-
-
-def _even_batch(batch_size: int, images_count: int) -> int:
-    """The batch size, at most the split, as a multiple of the number of processes."""
-    processes = distributed.world_size()
-    if batch_size % processes or images_count < processes:
-        raise UserError(
-            f"batch_size {batch_size} and {images_count} training images with {processes} processes",
-            allowed="a batch_size that is a multiple of the number of processes, and an image for each",
-            next_step="change batch_size in params.yaml or torchrun's --nproc-per-node",
-        )
-    return min(batch_size, images_count // processes * processes)
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ def build_optimizer(
             }
             for chosen, parameters in groups.items()
         ],
-        fused=True,  # one kernel instead of a loop over parameters: 6.5 -> 1.4 ms a step for MobileNetV3-Small
+        fused=True,  # one kernel, no loop over parameters: 6.5 -> 1.4 ms a step for MobileNetV3-Small
     )
 
 

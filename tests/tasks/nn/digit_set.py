@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 
 def write_digits(root: Path, counts: dict[str, int], *, size_px: int = 16) -> Path:
-    """Write `counts[split]` digits into each split, in the layout of tasks.data.dataset; two shards for train."""
+    """Write `counts[split]` digits into each split as tasks.data.dataset reads them; train has two shards."""
     digits = load_digits()
     grey = (digits.images * 255 / 16).round().astype(np.uint8)
     pixels = np.stack([cv2.cvtColor(cv2.resize(i, (size_px, size_px)), cv2.COLOR_GRAY2RGB) for i in grey])

@@ -77,7 +77,7 @@ def test_crop_keeps_at_least_its_share() -> None:
     ("name", "moves"), [("brightness", "mean"), ("contrast", "spread"), ("saturation", "colour")]
 )
 def test_jitter_moves_its_own_quantity(image: np.ndarray, name: str, moves: str) -> None:
-    """Each factor changes the quantity it is named after by up to its amount, and keeps the luma where it should."""
+    """Each factor changes the quantity it is named after by up to its amount; the mean luma stays."""
     found = results(image, AugmentConfig(**{name: 0.2})).astype(float)
     plain = PREPROCESS.resize(image).astype(float)
     luma = np.array([0.299, 0.587, 0.114])

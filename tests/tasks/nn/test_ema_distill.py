@@ -11,7 +11,7 @@ from tasks.nn.ema import averaged
 
 
 def test_ema_follows_weights_and_statistics() -> None:
-    """The first update copies, later ones move by 1 - decay, at first faster; counters are copied, not averaged."""
+    """The first update copies, later ones move by 1 - decay, at first faster; counters are copied."""
     model = nn.BatchNorm1d(2)
     average = averaged(model, 0.5)
     average.update_parameters(model)

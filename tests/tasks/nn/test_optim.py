@@ -55,7 +55,7 @@ def test_rate_factors_survive_the_schedule(model: nn.Module) -> None:
 
 
 def test_cosine_rate() -> None:
-    """Up in equal steps, at the peak after the warm-up, half-way down in the middle, nearly zero at the end."""
+    """Up in equal steps, at the peak after the warm-up, half of it in the middle, nearly zero at the end."""
     rates = [cosine_rate(step, steps=110, warmup_steps=10, peak=2.0) for step in range(110)]
     assert rates[:3] == pytest.approx([0.2, 0.4, 0.6])
     assert rates[9] == rates[10] == 2.0
