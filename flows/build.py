@@ -163,6 +163,7 @@ def _prefect_settings(workspace: Workspace) -> dict[str, str]:
         "PREFECT_HOME": str(state_folder(workspace.path) / "prefect"),
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_TO_API_ENABLED": "false",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",  # 20 by default, too few on a busy machine
     }
 
 

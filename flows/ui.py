@@ -17,6 +17,7 @@ from tasks.workspace import Workspace
 _HOST = "127.0.0.1"
 _USUAL_PORT = 5000
 _START_LIMIT_S = 90.0
+_LOG = "ui.log"
 _STOP_LIMIT_S = 10.0
 
 
@@ -47,8 +48,10 @@ def serve(workspace: Workspace, port: int | None) -> int:
         print(f"runs      http://{_HOST}:{chosen}/#/experiments")
         print(f"models    http://{_HOST}:{chosen}/#/models")
         print("Ctrl-C stops it.", flush=True)
-        code = server.wait()
-        raise EngineError(f"the MLflow server ended with exit code {code}")
+        server.wait()
+        raise EngineError(
+            f"the MLflow server ended by itself; {state_folder(workspace.path) / _LOG} says why"
+        )
     except KeyboardInterrupt:
         return 0
     finally:
@@ -86,7 +89,8 @@ def _start(workspace: Workspace, uri: str, port: int) -> "subprocess.Popen[bytes
     ]
     env = dict(os.environ) | NO_TELEMETRY | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     # A process group of its own: we decide when it stops, and stop all of it.
-    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
+    with (state_folder(workspace.path) / _LOG).open("wb") as log:
+        return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
 
 def _wait_until_up(server: "subprocess.Popen[bytes]", port: int) -> None:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fleet.device.errors import EdgeloopError, UserError
 from tasks import tracking
-from tasks.workspace import check_environment
+from tasks.workspace import check_environment, only_process
 
 
 class Params(BaseModel):
@@ -93,7 +93,7 @@ def stage(name: str, model: type[P], *, section: str | None = None) -> Iterator[
     try:
         check_environment()
         params = load_params(section or name, model)
-        with tracking.stage_run(name, params.model_dump(mode="json")) as run:
+        with only_process(name), tracking.stage_run(name, params.model_dump(mode="json")) as run:
             yield Stage(name, params, run)
     except EdgeloopError as error:
         print(f"{name}: {error}", file=sys.stderr)

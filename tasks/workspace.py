@@ -1,7 +1,11 @@
 """Workspaces: folders with params.yaml and dvc.yaml; and whether what runs is what their hashes speak of."""
 
+import contextlib
+import fcntl
 import importlib.metadata
 import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +99,23 @@ def check_environment() -> None:
                     allowed=f"{pin}, as {file} pins it",
                     next_step=f"`make setup`; to upgrade edit {file}: what it computes is built again",
                 )
+
+
+@contextlib.contextmanager
+def only_process(stage: str) -> Iterator[None]:
+    """Let one process at a time compute a stage in this workspace: an orphan of a killed `dvc` may still."""
+    folder = Path(".edgeloop")
+    folder.mkdir(exist_ok=True)
+    with (folder / f"{stage}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(
+                f"{stage}: another process still computes this stage here; waiting for its end",
+                file=sys.stderr,
+            )
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _installed(package: str) -> str | None:
