@@ -1,0 +1,209 @@
+"""Seconds and accuracy of edgeloop's training loop beside a plain, well-written PyTorch loop.
+
+    python tests/bench/train_vs_plain.py --prepared data/prepared --size-px 64 --out /tmp/train_vs_plain.json
+
+Both train the same architecture from scratch with the same optimiser settings, schedule, kinds of augmentation
+and epochs, and validate after each epoch. The plain loop is what the tutorials of PyTorch and torchvision teach:
+a Dataset over the same memory-mapped shards, DataLoader workers, transforms.v2, AdamW. `plain_channels_last` is
+the same with the one change that matters most on a CPU. The loops alternate (A B C, C B A, ...), so that a drift
+of the machine falls on all of them; nothing is asserted, the table says what was measured.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import nn
+from torch.utils import data
+from torchvision.transforms import v2
+
+from fleet.device.preprocess import Preprocess
+from tasks.data.dataset import Dataset, Split
+from tasks.nn.arch import Architecture
+from tasks.nn.augment import AugmentConfig
+from tasks.nn.loop import FitConfig, fit
+
+CROP_SCALE_MIN, JITTER = 0.5, 0.2
+
+
+class PlainDataset(data.Dataset[tuple[torch.Tensor, int]]):
+    """One image at a time through transforms.v2, as tutorials do it."""
+
+    def __init__(self, split: Split, transform: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.split, self.transform = split, transform
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        pixels = torch.from_numpy(self.split.image(index)).permute(2, 0, 1)
+        return self.transform(pixels), int(self.split.labels[index])
+
+
+def plain_loaders(
+    dataset: Dataset, preprocess: Preprocess, config: FitConfig, workers: int
+) -> tuple[data.DataLoader, data.DataLoader]:
+    """The DataLoaders of train and val."""
+    finish = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(preprocess.mean, preprocess.std)]
+    size = preprocess.size_px
+    train = v2.Compose(
+        [
+            v2.RandomResizedCrop(size, scale=(CROP_SCALE_MIN, 1.0), antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ColorJitter(JITTER, JITTER, JITTER),
+            *finish,
+        ]
+    )
+    val = v2.Compose([v2.Resize((size, size), antialias=True), *finish])
+    shared = {"num_workers": workers, "persistent_workers": workers > 0}
+    return (
+        data.DataLoader(
+            PlainDataset(dataset.split("train"), train),
+            batch_size=config.batch_size,
+            shuffle=True,
+            drop_last=True,
+            **shared,
+        ),
+        data.DataLoader(PlainDataset(dataset.split("val"), val), batch_size=256, **shared),
+    )
+
+
+def train_plain(
+    model: nn.Module,
+    dataset: Dataset,
+    preprocess: Preprocess,
+    config: FitConfig,
+    *,
+    workers: int,
+    channels_last: bool,
+) -> float:
+    """The plain loop; the best validation accuracy."""
+    torch.manual_seed(config.seed)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = config.bn_momentum
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    model.to(memory_format=layout)
+    train, val = plain_loaders(dataset, preprocess, config, workers)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+    )
+    steps = config.epochs * len(train)
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=len(train))
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps - len(train))
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], [len(train)])
+    criterion = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
+    best = 0.0
+    for _ in range(config.epochs):
+        model.train()
+        for images, labels in train:
+            optimizer.zero_grad(set_to_none=True)
+            criterion(model(images.to(memory_format=layout)), labels).backward()
+            optimizer.step()
+            schedule.step()
+        model.eval()
+        with torch.inference_mode():
+            right = sum(
+                int((model(images.to(memory_format=layout)).argmax(1) == labels).sum())
+                for images, labels in val
+            )
+        best = max(best, right / len(val.dataset))
+    return best
+
+
+def train_edgeloop(model: nn.Module, dataset: Dataset, preprocess: Preprocess, config: FitConfig) -> float:
+    """The loop of tasks.nn.loop; the best validation accuracy."""
+    return fit(model, dataset, preprocess, config).val_top1
+
+
+def first_images(dataset: Dataset, train_images: int) -> Dataset:
+    """The dataset with the first `train_images` of its training split and a tenth as many for validation."""
+    by_split = dataset.manifest.groupby("split", sort=False)
+    wanted = {"train": train_images, "val": train_images // 10}
+    manifest = pd.concat([by_split.get_group(name).head(count) for name, count in wanted.items()])
+    return Dataset(dataset.root, manifest, dataset.label_names)
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, object]:
+    """Alternate the loops and collect seconds an epoch and accuracy."""
+    dataset = first_images(Dataset.open(arguments.prepared), arguments.train_images)
+    preprocess = Preprocess(size_px=arguments.size_px, interpolation="bilinear")
+    jitter = {"brightness": JITTER, "contrast": JITTER, "saturation": JITTER}
+    config = FitConfig(
+        epochs=arguments.epochs,
+        augment=AugmentConfig(crop_scale_min=CROP_SCALE_MIN, flip=True, **jitter),
+    )
+    plain = {"workers": arguments.workers}
+    loops: dict[str, Callable[..., float]] = {
+        "edgeloop": train_edgeloop,
+        "plain": lambda *a: train_plain(*a, channels_last=False, **plain),
+        "plain_channels_last": lambda *a: train_plain(*a, channels_last=True, **plain),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    top1: dict[str, list[float]] = {name: [] for name in loops}
+    for round_ in range(arguments.rounds):
+        for name in list(loops) if round_ % 2 == 0 else list(reversed(loops)):
+            torch.manual_seed(round_)
+            model = Architecture(name=arguments.architecture, num_classes=len(dataset.label_names)).build()
+            started = time.perf_counter()
+            found = loops[name](model, dataset, preprocess, config.model_copy(update={"seed": round_}))
+            seconds[name].append((time.perf_counter() - started) / arguments.epochs)
+            top1[name].append(found)
+            print(f"{name}: {seconds[name][-1]:.2f} s an epoch, val top-1 {found:.3f}", flush=True)
+    return {
+        "seconds_an_epoch": seconds,
+        "val_top1": top1,
+        "ratio_plain_to_edgeloop": {
+            name: statistics.median(b / a for a, b in zip(seconds["edgeloop"], seconds[name], strict=True))
+            for name in ("plain", "plain_channels_last")
+        },
+        "conditions": {
+            **{k: str(v) for k, v in vars(arguments).items()},
+            "train_images": len(dataset.split("train")),
+            "val_images": len(dataset.split("val")),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "cpu_count": os.cpu_count(),
+            "machine": platform.machine(),
+            "load_average_1min": os.getloadavg()[0],
+        },
+    }
+
+
+def main() -> None:
+    """Parse, measure, write JSON, print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prepared", type=Path, default=Path("data/prepared"))
+    parser.add_argument("--architecture", default="mobilenet_v3_small")
+    parser.add_argument("--size-px", type=int, default=64)
+    parser.add_argument("--train-images", type=int, default=2000)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    result = measure(arguments)
+    arguments.out.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+    print(
+        "\n| loop | seconds an epoch, median (min to max) | val top-1, median (min to max) |\n|---|---|---|"
+    )
+    for name, values in result["seconds_an_epoch"].items():
+        cells = (
+            f"{statistics.median(v):.3g} ({min(v):.3g} to {max(v):.3g})"
+            for v in (values, result["val_top1"][name])
+        )
+        print(f"| {name} | {' | '.join(cells)} |")
+    print(f"\nplain / edgeloop: {result['ratio_plain_to_edgeloop']}, n = {arguments.rounds} rounds")
+
+
+if __name__ == "__main__":
+    main()
