@@ -2,11 +2,12 @@
 
     python tests/bench/train_vs_plain.py --prepared data/prepared --size-px 64 --out /tmp/train_vs_plain.json
 
-Both train the same architecture from scratch with the same optimiser settings, schedule, kinds of augmentation
-and epochs, and validate after each epoch. The plain loop is what the tutorials of PyTorch and torchvision teach:
-a Dataset over the same memory-mapped shards, DataLoader workers, transforms.v2, AdamW. `plain_channels_last` is
-the same with the one change that matters most on a CPU. The loops alternate (A B C, C B A, ...), so that a drift
-of the machine falls on all of them; nothing is asserted, the table says what was measured.
+Both train the same architecture from scratch with the same optimiser settings, schedule, epochs and kinds of
+augmentation, and validate after each epoch. The plain loop is what the tutorials of PyTorch and torchvision
+teach: a Dataset over the same memory-mapped shards, DataLoader workers, transforms.v2, AdamW.
+`plain_channels_last` is the same with the one change that matters most on a CPU. The loops alternate (A B C,
+C B A, ...), so that a drift of the machine falls on all of them; nothing is asserted, the table says what was
+measured.
 """
 
 import argparse
