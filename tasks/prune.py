@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import nn
+from torch.optim.swa_utils import update_bn
 
 from fleet.device.errors import EngineError, UserError
 from fleet.device.preprocess import Preprocess
@@ -37,6 +38,7 @@ CHECKPOINT = Path("models/prune/checkpoint.pt")
 LADDER_CSV, LADDER_HTML = REPORTS / "prune_ladder.csv", REPORTS / "prune_ladder.html"
 LATENCY = REPORTS / "measured" / "prune_latency.json"
 RESUME = Path(".edgeloop/resume")  # no out: DVC deletes outs before it runs a stage
+_RECALIBRATION_IMAGES, _RECALIBRATION_BATCH = 512, 64
 _FEWEST_QUERIES = 50  # a median of fewer inferences decides nothing
 _FIRST_RATIO, _RATIO_STEP, _WARN_RATIO = 0.2, 0.1, 0.5
 
@@ -178,6 +180,7 @@ class _Climb:
     def _fine_tuned(self, settings: PruneParams, number: int, ratio: float) -> dict[str, Any]:
         model = prune_to(self.model, self.example_NCHW, ratio, self.parent, self.options)
         architecture = self._rebuildable(model)
+        self._recalibrate(model)
         pruned_top1 = self.val_top1(model)
         result = fit(
             model,
@@ -195,6 +198,15 @@ class _Climb:
             "pruned_top1": pruned_top1,
             "top1": result.val_top1,
         }
+
+    def _recalibrate(self, model: nn.Module) -> None:
+        """Renew the batch-norm statistics: without the removed channels they are those of another model."""
+        split = self.dataset.split("train")
+        order = np.random.default_rng(self.settings.seed).permutation(len(split))[:_RECALIBRATION_IMAGES]
+        pixels = torch.from_numpy(self.preprocess.batch(list(split.images(order))))
+        with torch.random.fork_rng(devices=[]):  # dropout draws random numbers
+            update_bn(torch.split(pixels, _RECALIBRATION_BATCH), model)
+        model.eval()
 
     def _rebuildable(self, model: nn.Module) -> Architecture:
         """The architecture record of a pruned model, after checking that it rebuilds the same function."""
@@ -240,7 +252,12 @@ class _Climb:
         ratios = self.settings.sensitivity_ratios
         if not ratios:
             return {}
-        found = sensitivity(self.val_top1, ratios, self.parent, self.example_NCHW, self.options)
+
+        def score(model: nn.Module) -> float:
+            self._recalibrate(model)
+            return self.val_top1(model)
+
+        found = sensitivity(score, ratios, self.parent, self.example_NCHW, self.options)
         return {
             f"sensitivity/{layer}/val_top1_at_{100 * ratio:.0f}_percent": top1
             for layer, of in found.items()
