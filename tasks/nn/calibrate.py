@@ -41,7 +41,7 @@ def calibrate(graph_module: fx.GraphModule, batches: Batches, observer: Observer
     float.
 
     Args:
-        graph_module: From `tasks.nn.qgraph.build`; left in eval mode.
+        graph_module: From `tasks.nn.qgraph.build`.
         batches: Called twice, for the largest values and for the distributions.
         observer: max_abs: the largest value; percentile: the value that 99.99 % do not exceed; mse: the
             clipping point with the least squared error of the quantised values.

@@ -99,6 +99,7 @@ def set_submodule(graph_module: fx.GraphModule, name: str, module: nn.Module) ->
 
 
 def _finished(graph_module: fx.GraphModule) -> fx.GraphModule:
+    graph_module.graph.eliminate_dead_code()
     graph_module.graph.lint()
     graph_module.delete_all_unused_submodules()
     graph_module.recompile()

@@ -121,7 +121,7 @@ def plan(graph_module: fx.GraphModule, skip: Sequence[str] = ()) -> Plan:
 
 
 def build(graph_module: fx.GraphModule, chosen: Plan) -> fx.GraphModule:
-    """Rewrite `graph_module`, from `lower`, in place into the fake-quant graph, steps unset."""
+    """Rewrite `graph_module`, from `lower`, in place into the fake-quant graph, in eval mode, steps unset."""
     builder = _Builder(graph_module, chosen)
     for op in chosen.operators:
         builder.add(op)
@@ -129,7 +129,7 @@ def build(graph_module: fx.GraphModule, chosen: Plan) -> fx.GraphModule:
     graph_module.graph.lint()
     graph_module.delete_all_unused_submodules()
     graph_module.recompile()
-    return graph_module
+    return graph_module.eval()
 
 
 def _is_global_pool(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
@@ -180,7 +180,10 @@ def _skipped(
     ]
     names = [name for name, _ in layers]
     reasons: dict[str, str] = {}
+    reasons |= dict.fromkeys((n for n in names if names.count(n) > 1), "it is used more than once")
     for name, op in layers:
+        if name in reasons:
+            continue
         if op.kind == "float":
             reasons[name] = "the engine has no int8 linear layer here"
         elif op.kind == "grouped conv":
@@ -294,7 +297,9 @@ class _Builder:
             return
         pool = self.module.get_submodule(str(op.core.target))
         assert isinstance(pool, nn.AvgPool2d | nn.AdaptiveAvgPool2d), op
-        set_submodule(self.module, str(op.core.target), IntegerAvgPool2d(pool, self._quantizer(op.node)))
+        # Under a name of its own: one pool module may serve several tensors.
+        op.core.target = f"{QUANTIZERS}_pool_{op.node.name}"
+        self.module.add_module(op.core.target, IntegerAvgPool2d(pool, self._quantizer(op.node)))
 
     def _quantise_for_all(self, op: Operator) -> None:
         """Every reader sees the output quantised; a fused ReLU becomes the quantiser's lower clamp."""
