@@ -219,8 +219,9 @@ def test_a_model_without_int8_layers_is_an_error():
 
 @pytest.mark.parametrize("middle", [depthwise(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1, groups=2)])
 def test_int8_weights_are_not_asked_for_between_int8_tensors(middle):
-    """A float convolution between two tensors with scales keeps float weights: with int8 weights the engine would
-    run it in int8, and a depthwise one wrongly.
+    """A float convolution between two tensors with scales keeps float weights.
+
+    With int8 weights the engine would run it in int8, and a depthwise one wrongly.
     """
     made = QuantizedModel(Net(lambda m, a, b: m.d(a), d=middle).eval(), ("d",))
     assert not made.plan.weight_only_safe
