@@ -235,7 +235,8 @@ PLAIN = ("normal", "unit", "negative")
 DISTRIBUTIONS = (*PLAIN, "ties", "wide", "small")
 PIXELS = "pixels"
 """A distribution for graphs that narrow to 8 bits: 0 to 255."""
-_TIE_STEP, _HALF_STEP = 0.37, 0.5
+# Ties keep off zero and halves, where engines may round either way, unless a graph rounds.
+_TIE_STEP, _TIE_SHIFT, _HALF_STEP = 0.37, 0.05, 0.5
 
 
 def seeded_feeds(
@@ -252,9 +253,9 @@ def seeded_feeds(
     """
     number = (*DISTRIBUTIONS, PIXELS).index(distribution)
     rng = np.random.default_rng([seed, number])
-    step = _HALF_STEP if halves else _TIE_STEP
+    ties = (_HALF_STEP, 0.0) if halves else (_TIE_STEP, _TIE_SHIFT)
     return {
-        g.name: _floats(rng, shapes[g.name], distribution, step).astype(g.dtype)
+        g.name: _floats(rng, shapes[g.name], distribution, ties).astype(g.dtype)
         if g.dtype in _FLOATS
         else _integers(rng, shapes[g.name], g.dtype, number)
         for g in inputs
@@ -267,12 +268,14 @@ def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, numb
     return rng.integers(0, _INTEGER_LIMITS[number % len(_INTEGER_LIMITS)], shape).astype(dtype)
 
 
-def _floats(rng: np.random.Generator, shape: tuple[int, ...], distribution: str, tie_step: float) -> Array:
+def _floats(
+    rng: np.random.Generator, shape: tuple[int, ...], distribution: str, ties: tuple[float, float]
+) -> Array:
     draw: dict[str, Callable[[], Array]] = {
         "normal": lambda: rng.standard_normal(shape),
         "unit": lambda: rng.random(shape),
         "negative": lambda: -rng.random(shape),
-        "ties": lambda: rng.integers(-5, 6, shape) * tie_step,
+        "ties": lambda: rng.integers(-5, 6, shape) * ties[0] + ties[1],
         "wide": lambda: 10 * rng.standard_normal(shape),
         "small": lambda: 0.01 * rng.standard_normal(shape),
         PIXELS: lambda: rng.integers(0, 256, shape),

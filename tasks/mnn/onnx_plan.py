@@ -189,13 +189,10 @@ def _attempt_all(candidates: Iterable[Shapes], attempt: Any, *, asked: bool) -> 
         if samples:
             return shapes, samples
         errors.append(f"{as_text(shapes)}: {error}")
-    hint = (
-        "a size was baked in when it was exported, or --shape is wrong"
-        if asked
-        else "try --shape NAME=1,3,224,224"
-    )
+    hint = "--shape is wrong" if asked else "give a size that works as --shape NAME=1,3,224,224"
     raise UnprovenError(
-        f"ONNX Runtime does not run the ONNX, so nothing can be proven; {hint}. At {errors[0]}"
+        f"ONNX Runtime does not run the ONNX, so nothing can be proven: a size was baked in when it was "
+        f"exported, or {hint}. At {errors[0]}"
     )
 
 

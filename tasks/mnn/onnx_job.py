@@ -1,0 +1,170 @@
+"""One conversion of an arbitrary ONNX, from lint to parity, with what is needed to explain its failure."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+import onnx
+
+from fleet.device.errors import EngineError
+from tasks.mnn.converter import convert
+from tasks.mnn.onnx_culprit import Culprit, diverging_node, failing_node
+from tasks.mnn.onnx_inputs import BATCHES, graph_inputs
+from tasks.mnn.onnx_lint import Finding, lint
+from tasks.mnn.onnx_parity import DifferenceError, Parity, check_parity, tolerance_for
+from tasks.mnn.onnx_plan import Inputs, Plan, UnprovenError, plan_parity
+from tasks.mnn.onnx_ptq import Q_MAX, Calibration, fold, quantise
+from tasks.mnn.onnx_read import with_shapes, write_onnx
+from tasks.mnn.onnx_rewrite import Rewritten, rewrites
+from tasks.mnn.request import ConvertOptions
+
+_MOST_NAMED = 3
+_UNSUPPORTED = re.compile(r"These Op Not Support: ([^;]*)")
+_NOISE = re.compile(r"The device supports|Start to|ONNX Model|^\s*$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One way to say the graph, and what the converter made of it."""
+
+    onnx: Path
+    mnn: Path
+    model: onnx.ModelProto
+    """The graph with inferred shapes."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proven:
+    """A conversion that computes what its ONNX does."""
+
+    mnn: Path
+    parity: Parity
+    notes: tuple[str, ...]
+    """What a user should know: rewrites, layers in int8, few images."""
+
+
+@dataclass(kw_only=True)
+class Job:
+    """The conversion of one graph in a folder of its own."""
+
+    folder: Path
+    name: str
+    """Of the file, for messages."""
+    original: onnx.ModelProto
+    options: ConvertOptions
+    findings: list[Finding] = field(default_factory=list)
+    failed: Attempt | None = None
+    """What to look into when there was an error."""
+
+    def run(self, inputs: Inputs, images: Calibration | None, *, int8: bool) -> Proven:
+        """Convert, and prove what came out.
+
+        Raises:
+            EngineError: the model is refused.
+            UserError: the shapes asked for or an image cannot be used.
+        """
+        original = self.folder / "original.onnx"
+        write_onnx(self.original, original)
+        ways = rewrites(self.original)
+        self.findings = lint(with_shapes(ways[0].model))
+        if certain := [finding for finding in self.findings if finding.certain]:
+            raise EngineError("; ".join(str(finding) for finding in certain[:_MOST_NAMED]))
+        if images is not None:
+            sizes = _batch_sizes(self.original)
+            some = [feeds for size in sizes for feeds in islice(images.feeds(size), inputs.runs)]
+            inputs = replace(inputs, images=some)
+        inputs = replace(inputs, largest=_input_ranges(self.options))
+        plan = plan_parity(original, self.original, inputs, timeout_s=self.options.timeout_s)
+        proven, attempt = self._first_proven(ways, plan)
+        if constant := plan.constant_outputs():
+            note = f"outputs that are the same for every input prove little: {', '.join(constant)}"
+            proven = replace(proven, notes=(*proven.notes, note))
+        if not int8 or images is None:
+            return proven
+        only_images = replace(inputs, only_images=True)
+        plan = plan_parity(original, self.original, only_images, timeout_s=self.options.timeout_s)
+        return self._quantised(attempt, images, plan, proven.notes)
+
+    def _first_proven(self, ways: Sequence[Rewritten], plan: Plan) -> tuple[Proven, Attempt]:
+        """The first way that converts and computes the same; the first way's error when there is none."""
+        errors: list[tuple[Attempt, EngineError]] = []
+        for number, way in enumerate(ways):
+            attempt = self._attempt(f"way-{number}", way)
+            try:
+                return self._proven(attempt, plan, self.options), attempt
+            except EngineError as error:
+                errors.append((attempt, error))
+        self.failed, first = errors[0]
+        raise first
+
+    def _attempt(self, folder_name: str, way: Rewritten) -> Attempt:
+        path = self.folder / folder_name / self.name
+        path.parent.mkdir()
+        write_onnx(way.model, path)
+        mnn = path.with_name("model.mnn")
+        return Attempt(onnx=path, mnn=mnn, model=with_shapes(way.model), notes=way.notes)
+
+    def _proven(self, attempt: Attempt, plan: Plan, options: ConvertOptions) -> Proven:
+        convert(attempt.onnx, attempt.mnn, options)
+        tolerance = tolerance_for(attempt.model, options)
+        parity = check_parity(attempt.mnn, plan, tolerance, timeout_s=options.timeout_s)
+        return Proven(mnn=attempt.mnn, parity=parity, notes=attempt.notes)
+
+    def _quantised(self, attempt: Attempt, images: Calibration, plan: Plan, notes: tuple[str, ...]) -> Proven:
+        """The same model in int8, after it was proven in float: what fails there fails here."""
+        folded = fold(attempt.onnx, self.folder / "folded.onnx")
+        self.failed = self._attempt("int8", Rewritten(model=folded, notes=notes))
+        compression = quantise(self.failed.model, images, self.folder)
+        options = replace(self.options, compression=compression, weight_bits=8)
+        proven = self._proven(self.failed, plan, options)
+        layers = len(json.loads(compression.read_text(encoding="utf-8"))["algo"][0]["quantParams"]["layer"])
+        said = (f"{layers} layers compute in int8", *([images.warning] if images.warning else []))
+        return replace(proven, notes=(*proven.notes, *said))
+
+    def explain(self, error: EngineError) -> tuple[list[str], str]:
+        """The operators to blame, and the error in one line with the node that causes it."""
+        said = _UNSUPPORTED.search(error.engine_said)
+        blamed = {op.removeprefix("ONNX::") for op in said[1].split()} if said else set()
+        reason = f"{error.reason}: {_in_short(error.engine_said)}" if error.engine_said else error.reason
+        certain = {finding.op for finding in self.findings if finding.certain}
+        if isinstance(error, UnprovenError) or certain or self.failed is None:
+            return sorted(blamed | certain), reason
+        culprit = self._culprit(error, self.failed)
+        if culprit is None:
+            suspects = (f"suspected: {finding}" for finding in self.findings[:_MOST_NAMED])
+            return sorted(blamed), "; ".join([reason, *suspects])
+        # A node's first finding is its most telling one.
+        known = {finding.node: str(finding) for finding in reversed(self.findings)}
+        return sorted(blamed | {culprit.op}), f"{reason}; first at {known.get(culprit.node) or culprit}"
+
+    def _culprit(self, error: EngineError, failed: Attempt) -> Culprit | None:
+        """The first node that goes wrong; None when the whole graph converts and nothing diverges."""
+        timeout_s = self.options.timeout_s
+        if isinstance(error, DifferenceError):
+            return diverging_node(failed.onnx, failed.mnn, error.feeds, error.tolerance, timeout_s=timeout_s)
+        return failing_node(failed.onnx, timeout_s=timeout_s)
+
+
+def _in_short(said: str) -> str:
+    """The engine's words without its greetings, in one line."""
+    lines = [line.strip() for line in re.split(r"[\n;]", said) if not _NOISE.search(line)]
+    return "; ".join(lines)[:500]
+
+
+def _batch_sizes(model: onnx.ModelProto) -> tuple[int, ...]:
+    """Images that one run of the model takes: as declared, or the sizes that a dynamic batch is run at."""
+    size = graph_inputs(model)[0].dims[0]
+    return (size,) if isinstance(size, int) else BATCHES
+
+
+def _input_ranges(options: ConvertOptions) -> dict[str, float]:
+    """Largest |value| of the tensors that int8 layers read: beyond it int8 clamps, which is no error."""
+    if options.compression is None:
+        return {}
+    document = json.loads(options.compression.read_text(encoding="utf-8"))
+    records = [layer["input"][0] for part in document["algo"] for layer in part["quantParams"]["layer"]]
+    return {record["name"]: Q_MAX * float(record["scales"][0]) for record in records}
