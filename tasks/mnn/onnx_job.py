@@ -30,7 +30,7 @@ _NOISE = re.compile(r"The device supports|Start to|ONNX Model|^\s*$")
 class Attempt:
     """One way to say the graph, and what the converter made of it."""
 
-    onnx: Path
+    path: Path
     mnn: Path
     model: onnx.ModelProto
     """The graph with inferred shapes."""
@@ -106,17 +106,17 @@ class Job:
         path.parent.mkdir()
         write_onnx(way.model, path)
         mnn = path.with_name("model.mnn")
-        return Attempt(onnx=path, mnn=mnn, model=with_shapes(way.model), notes=way.notes)
+        return Attempt(path=path, mnn=mnn, model=with_shapes(way.model), notes=way.notes)
 
     def _proven(self, attempt: Attempt, plan: Plan, options: ConvertOptions) -> Proven:
-        convert(attempt.onnx, attempt.mnn, options)
+        convert(attempt.path, attempt.mnn, options)
         tolerance = tolerance_for(attempt.model, options)
         parity = check_parity(attempt.mnn, plan, tolerance, timeout_s=options.timeout_s)
         return Proven(mnn=attempt.mnn, parity=parity, notes=attempt.notes)
 
     def _quantised(self, attempt: Attempt, images: Calibration, plan: Plan, notes: tuple[str, ...]) -> Proven:
         """The same model in int8, after it was proven in float: what fails there fails here."""
-        folded = fold(attempt.onnx, self.folder / "folded.onnx")
+        folded = fold(attempt.path, self.folder / "folded.onnx")
         self.failed = self._attempt("int8", Rewritten(model=folded, notes=notes))
         compression = quantise(self.failed.model, images, self.folder)
         options = replace(self.options, compression=compression, weight_bits=8)
@@ -145,8 +145,8 @@ class Job:
         """The first node that goes wrong; None when the whole graph converts and nothing diverges."""
         timeout_s = self.options.timeout_s
         if isinstance(error, DifferenceError):
-            return diverging_node(failed.onnx, failed.mnn, error.feeds, error.tolerance, timeout_s=timeout_s)
-        return failing_node(failed.onnx, timeout_s=timeout_s)
+            return diverging_node(failed.path, failed.mnn, error.feeds, error.tolerance, timeout_s=timeout_s)
+        return failing_node(failed.path, timeout_s=timeout_s)
 
 
 def _in_short(said: str) -> str:
