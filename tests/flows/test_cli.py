@@ -1,7 +1,7 @@
 """The command line: what it offers, how it refuses."""
 
 import pytest
-from conftest import edgeloop
+from clones import edgeloop
 
 from flows.cli import main
 

@@ -10,7 +10,7 @@ import urllib.request
 
 import psutil
 import pytest
-from conftest import edgeloop, environment
+from clones import edgeloop, environment
 
 
 def _free_port() -> int:
