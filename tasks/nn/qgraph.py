@@ -100,8 +100,7 @@ def plan(graph_module: fx.GraphModule, skip: Sequence[str] = ()) -> Plan:
             linear layer), and patterns for module names such as `features.1.*`.
 
     Raises:
-        UserError: a pattern names no layer, or a tensor with a scale meets an operator the table does not
-        know.
+        UserError: a pattern names no layer, or no layer is left to run in int8.
     """
     operators = _operators(graph_module)
     left_float = _skipped(operators, graph_module, skip)

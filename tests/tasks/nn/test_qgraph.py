@@ -1,5 +1,6 @@
 """The engine's rules as a table, held against the engine itself: what runs in int8, and its integers."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -255,3 +256,12 @@ def test_calibration_needs_images_and_a_known_observer(images):
         calibrate(made.graph, lambda: iter([]), "max_abs")
     with pytest.raises(UserError, match="observer"):
         calibrate(made.graph, lambda: iter([images]), "median")
+
+
+def test_a_copy_is_a_model_of_its_own(images):
+    """A deep copy (weight averaging makes one) reads its own quantisers, not the original's."""
+    made = quantised(Net(lambda _, a, b: a + b), images)
+    twin = copy.deepcopy(made.graph)
+    made.graph.quantizers.x.set_step(1.0)
+    assert twin.a.input_quantizer is twin.quantizers.x
+    assert twin.quantizers.x.step.item() < 0.1
