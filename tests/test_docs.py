@@ -16,9 +16,10 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def commands(text: str) -> list[str]:
-    """Command lines of a document: in shell blocks, and inline code that begins with a known program."""
+    """Command lines of a document: in blocks, and inline code that begins with a known program."""
     blocks = re.findall(r"```(?:sh|bash|shell|console)\n(.*?)```", text, re.DOTALL)
     lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    lines += [line.removeprefix("$ ") for line in re.findall(r"^ {4}(\S.*)$", text, re.MULTILINE)]
     lines += re.findall(r"`([^`\n]+)`", text)
     return [
         line.split(" #")[0].strip() for line in lines if re.match(r"(\S*/)?(edgeloop|make|python -m) ", line)
