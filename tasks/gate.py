@@ -232,33 +232,37 @@ def _shown(value: float | str | None) -> str:
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _evidence_sha256(paths: list[Path]) -> str:
+def _evidence_sha256(paths: list[Path], workspace: Path) -> str:
     """One hash over the reports judged and the model files they speak of."""
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.as_posix()}" for path in sorted(paths)]
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(workspace).as_posix()}"
+        for path in sorted(paths)
+    ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def gate(workspace: Path, params: GateParams) -> dict[str, Any]:
+    """Judge the reports and models under `workspace`; writes reports/gate.md and returns reports/gate.json."""
+    reports = workspace / REPORTS
+    devices = {path.stem: read_json(path) for path in sorted((reports / "benchmark").glob("*.json"))}
+    convert, parity = read_json(reports / "convert.json"), read_json(reports / "parity.json")
+    checks = evaluate(convert, parity, devices, params)
+    verdict = overall(checks)
+    evidence = [reports / "convert.json", reports / "parity.json"]
+    evidence += [reports / "benchmark" / f"{device}.json" for device in devices]
+    evidence += (workspace / "models" / "mnn").glob("*/model.mnn")
+    write_text(reports / "gate.md", markdown(verdict, checks))
+    return {
+        "verdict": verdict,
+        "evidence_sha256": _evidence_sha256(evidence, workspace),
+        "checks": [asdict(check) for check in checks],
+    }
 
 
 def main() -> None:
     """`python -m tasks.gate` writes reports/gate.json and reports/gate.md."""
     with stage("gate", GateParams) as run:
-        devices = {path.stem: read_json(path) for path in sorted((REPORTS / "benchmark").glob("*.json"))}
-        convert, parity = read_json(REPORTS / "convert.json"), read_json(REPORTS / "parity.json")
-        checks = evaluate(convert, parity, devices, run.params)
-        verdict = overall(checks)
-        evidence = [
-            REPORTS / "convert.json",
-            REPORTS / "parity.json",
-            *Path("models/mnn").glob("*/model.mnn"),
-        ]
-        evidence += [REPORTS / "benchmark" / f"{device}.json" for device in devices]
-        write_text(REPORTS / "gate.md", markdown(verdict, checks))
-        run.report(
-            {
-                "verdict": verdict,
-                "evidence_sha256": _evidence_sha256(evidence),
-                "checks": [asdict(check) for check in checks],
-            }
-        )
+        run.report(gate(Path(), run.params))
 
 
 if __name__ == "__main__":
