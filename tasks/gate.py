@@ -242,7 +242,7 @@ def _evidence_sha256(paths: list[Path], workspace: Path) -> str:
 
 
 def gate(workspace: Path, params: GateParams) -> dict[str, Any]:
-    """Judge the reports and models under `workspace`; writes reports/gate.md and returns reports/gate.json."""
+    """Judge a workspace: writes reports/gate.md and returns what reports/gate.json holds."""
     reports = workspace / REPORTS
     devices = {path.stem: read_json(path) for path in sorted((reports / "benchmark").glob("*.json"))}
     convert, parity = read_json(reports / "convert.json"), read_json(reports / "parity.json")
