@@ -265,6 +265,9 @@ def seeded_feeds(
 def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, number: int) -> Array:
     if dtype == "bool":
         return rng.random(shape) < (0.5, 0.1, 0.9)[number % 3]
+    if dtype in {"uint8", "int8"}:  # pixels, never indices
+        limits = np.iinfo(dtype)
+        return rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
     return rng.integers(0, _INTEGER_LIMITS[number % len(_INTEGER_LIMITS)], shape).astype(dtype)
 
 

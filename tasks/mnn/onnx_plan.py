@@ -163,9 +163,12 @@ def _choose_shapes(
 ) -> list[Group]:
     """One shape for a static graph, at least two that differ in every dynamic axis for another."""
     if asked:
-        groups = [_attempt_all([shapes], attempt, asked=True) for shapes in explicit_shapes(declared, asked)]
+        groups = [
+            _attempt_all(declared, [shapes], attempt, asked=True)
+            for shapes in explicit_shapes(declared, asked)
+        ]
     else:
-        groups = [_attempt_all(candidates, attempt, asked=False)]
+        groups = [_attempt_all(declared, candidates, attempt, asked=False)]
     if not is_dynamic(declared) or len(groups) > 1:
         return groups
     errors = []
@@ -181,7 +184,9 @@ def _choose_shapes(
     )
 
 
-def _attempt_all(candidates: Iterable[Shapes], attempt: Any, *, asked: bool) -> Group:
+def _attempt_all(
+    declared: Sequence[GraphInput], candidates: Iterable[Shapes], attempt: Any, *, asked: bool
+) -> Group:
     """The first candidate that ONNX Runtime can run."""
     errors = []
     for shapes in candidates:
@@ -189,10 +194,10 @@ def _attempt_all(candidates: Iterable[Shapes], attempt: Any, *, asked: bool) -> 
         if samples:
             return shapes, samples
         errors.append(f"{as_text(shapes)}: {error}")
-    hint = "--shape is wrong" if asked else "give a size that works as --shape NAME=1,3,224,224"
+    hint = "or --shape is wrong" if asked else "or it needs a size that --shape NAME=1,3,224,224 must name"
+    baked = f" A size was baked in when it was exported, {hint}." if is_dynamic(declared) else ""
     raise UnprovenError(
-        f"ONNX Runtime does not run the ONNX, so nothing can be proven: a size was baked in when it was "
-        f"exported, or {hint}. At {errors[0]}"
+        f"ONNX Runtime does not run the ONNX, so nothing can be proven.{baked} At {errors[0]}"
     )
 
 
