@@ -1,4 +1,4 @@
-"""The operator audit before training is spent: what this engine runs, in int8, only in float, or not at all."""
+"""The operator audit before training is spent: what this engine runs, in int8, in float, or not at all."""
 
 from collections import Counter
 from dataclasses import dataclass
