@@ -20,7 +20,7 @@ _REPEATED = 3  # inputs that run again in a second session, in reverse order
 
 # What MNN 3.6.1 computes less exactly than float32 can: measured on single operators, by output range.
 _EXACT = 1e-4
-_FLOAT_LAYER = 3e-5  # Winograd convolutions: Inception-v3 with random weights errs by 1.5e-5 to 7.5e-5
+_FLOAT_LAYER = 5e-5  # Winograd convolutions: random VGG-11 errs by 6.7e-5, Inception-v3 by up to 7.5e-5
 _HALF = 1e-3  # float16 tensors round at other places; a batch norm on 2, 3 or 5 axes loses its epsilon
 _ROUGH = 2e-3  # one formula for Erf and Gelu, 2e-4 off; 1e-3 where the output's range is small
 _ROUGH_OPS = frozenset({"Erf", "Gelu"})

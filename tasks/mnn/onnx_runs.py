@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Outputs = dict[str, Array]
+PAST_LIMIT = "ran past its limit"
+"""How the error of a run begins that took too long."""
 Side = Literal["reference", "optimized", "engine"]
 
 
@@ -90,7 +92,7 @@ def _write_plan(folder: Path, plan: Sequence[Planned]) -> None:
 
 def _wait(arguments: Sequence[str], timeout_s: float, malloc_fill: int | None) -> str:
     """Run the child to its end; "" or how it failed."""
-    argv = [sys.executable, "-m", "tasks.mnn.onnx_child", *arguments]
+    argv = [sys.executable, "-P", "-m", "tasks.mnn.onnx_child", *arguments]
     env = dict(os.environ, OMP_NUM_THREADS="1")
     if malloc_fill is not None:
         env["MALLOC_PERTURB_"] = str(malloc_fill)
@@ -108,7 +110,7 @@ def _wait(arguments: Sequence[str], timeout_s: float, malloc_fill: int | None) -
         try:
             code = child.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            return f"ran past its limit of {timeout_s:g} s"
+            return f"{PAST_LIMIT} of {timeout_s:g} s"
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
