@@ -92,7 +92,7 @@ def train(settings: TrainParams, run: tracking.Run | None = None) -> dict[str, f
     return {
         "val_top1": result.val_top1,
         "test_top1": evaluation.top1,
-        "best_epoch": max(result.history, key=lambda entry: (entry.val_top1, entry.epoch)).epoch,
+        "kept_epoch": result.epoch,
         "epochs": settings.epochs,
         "bf16": int(result.bf16),
         "size_px": preprocess.size_px,

@@ -56,8 +56,11 @@ class FitResult:
     """What training produced. The model given to `fit` holds `state` too."""
 
     state: State
-    """State dict, on the CPU, of the best epoch by val_top1 (the later of equals); the averaged weights when
-    EMA is on."""
+    """State dict of `epoch`, on the CPU; the averaged weights when EMA is on."""
+    epoch: int
+    """The epoch whose weights are the result, from 1: the last one that is not worse than the best by more
+    than one standard error of the validation accuracy (Breiman et al. 1984). The cosine ends where weights are
+    best, and the maximum over noisy epochs of a small split would be a choice by luck."""
     val_top1: float
     """Accuracy of `state` on the validation split, 0..1."""
     history: tuple[Epoch, ...]
@@ -77,7 +80,7 @@ def fit(
     resume: Path | None = None,
     options: OptionsFor = default_options,
 ) -> FitResult:
-    """Train `model` on the split `train`, watch `val`, and leave the best weights in it.
+    """Train `model` on the split `train`, watch `val`, and leave the chosen weights in it.
 
     The result depends on the arguments only (on the CPU bit for bit, for one number of threads), whether or
     not the training was interrupted and resumed.
@@ -164,7 +167,8 @@ class _Trainer:
         self.ema: AveragedModel | None = averaged(model, config.ema_decay) if config.ema_decay else None
         self.bf16 = False
         self.history: list[Epoch] = []
-        self.best: State = {}
+        self.kept: State = {}
+        self.kept_epoch = 0
 
     def run(self, run: tracking.Run | None) -> FitResult:
         """Train from the last finished epoch to the end."""
@@ -177,11 +181,15 @@ class _Trainer:
             if run is not None:
                 values = {k: v for k, v in asdict(self.history[-1]).items() if k != "epoch"}
                 run.metrics({f"{self.description}/{k}": v for k, v in values.items()}, step=epoch + 1)
-        self.model.load_state_dict(self.best)
+        self.model.load_state_dict(self.kept)
         if self.resume_file is not None and distributed.rank() == 0:
             self.resume_file.unlink(missing_ok=True)
         return FitResult(
-            self.best, max(entry.val_top1 for entry in self.history), tuple(self.history), bf16=self.bf16
+            state=self.kept,
+            epoch=self.kept_epoch,
+            val_top1=self.history[self.kept_epoch - 1].val_top1,
+            history=tuple(self.history),
+            bf16=self.bf16,
         )
 
     def _train_epoch(self, parallel: nn.Module, epoch: int) -> float:
@@ -236,17 +244,19 @@ class _Trainer:
         return cosine_rate(step, steps=steps, warmup_steps=warmup_steps, peak=self.config.learning_rate)
 
     def _finish_epoch(self, epoch: int, loss: float) -> None:
-        """Evaluate, remember the best weights, and make the epoch survive a kill."""
+        """Evaluate, keep the weights if they are good, and make the epoch survive a kill."""
         result = self.model
         distributed.copy_from_first_rank(self.model)
         if self.ema is not None:
             result = self.ema.module
             distributed.copy_from_first_rank(result)
         top1 = evaluate(result, self.val, self.preprocess).top1
-        if top1 >= max((entry.val_top1 for entry in self.history), default=0.0):
-            self.best = {k: v.detach().cpu().contiguous().clone() for k, v in result.state_dict().items()}
         rate = self._rate((epoch + 1) * self.loader.steps - 1)
         self.history.append(Epoch(epoch + 1, loss, top1, rate))
+        best = max(entry.val_top1 for entry in self.history)
+        if top1 >= best - math.sqrt(best * (1 - best) / len(self.val)):
+            self.kept = {k: v.detach().cpu().contiguous().clone() for k, v in result.state_dict().items()}
+            self.kept_epoch = epoch + 1
         if self.resume_file is not None and distributed.rank() == 0:
             snapshot.save(self.resume_file, self.fingerprint, self._state())
 
@@ -256,7 +266,8 @@ class _Trainer:
             "ema": None if self.ema is None else self.ema.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "history": [asdict(entry) for entry in self.history],
-            "best": self.best,
+            "kept": self.kept,
+            "kept_epoch": self.kept_epoch,
             "bf16": self.bf16,
         }
 
@@ -269,7 +280,7 @@ class _Trainer:
             self.ema.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.history = [Epoch(**entry) for entry in state["history"]]
-        self.best, self.bf16 = state["best"], state["bf16"]
+        self.kept, self.kept_epoch, self.bf16 = state["kept"], state["kept_epoch"], state["bf16"]
         return True
 
     def _choose_bf16(self) -> bool:

@@ -77,12 +77,32 @@ def test_learns_the_digits(dataset: Dataset) -> None:
     assert result.history[-1].train_loss < result.history[0].train_loss / 2
 
 
-def test_model_holds_the_best_epoch(trained: tuple[nn.Module, FitResult], dataset: Dataset) -> None:
+def test_model_holds_the_kept_epoch(trained: tuple[nn.Module, FitResult], dataset: Dataset) -> None:
     """The model ends with the reported state, and evaluating it gives the reported accuracy."""
     model, result = trained
     assert same(model.state_dict(), result.state)
     assert evaluate(model, dataset.split("val"), PREPROCESS).top1 == result.val_top1
-    assert result.val_top1 == max(entry.val_top1 for entry in result.history)
+    assert result.history[result.epoch - 1].val_top1 == result.val_top1
+
+
+def test_keeps_the_last_epoch_as_good_as_the_best(dataset: Dataset) -> None:
+    """A late epoch within one standard error of the best is kept, one far below is not."""
+    config = CONFIG.model_copy(
+        update={"epochs": 8, "ema_decay": 0.0, "learning_rate": 0.2, "warmup_epochs": 0}
+    )
+    kept = []
+    for seed in range(4):
+        result = fit(small_model(seed), dataset, PREPROCESS, config.model_copy(update={"seed": seed}))
+        found = [entry.val_top1 for entry in result.history]
+        good, best = 0, 0.0
+        for epoch, top1 in enumerate(found, start=1):
+            best = max(best, top1)
+            if best - top1 <= (best * (1 - best) / 100) ** 0.5:
+                good = epoch
+        assert result.epoch == good
+        assert result.val_top1 == found[good - 1]
+        kept.append(good)
+    assert min(kept) < 8, "no seed ended badly: the rule was not exercised"
 
 
 def test_leaves_the_model_as_it_found_it(trained: tuple[nn.Module, FitResult]) -> None:
