@@ -59,8 +59,8 @@ class FitResult:
     """State dict of `epoch`, on the CPU; the averaged weights when EMA is on."""
     epoch: int
     """The epoch whose weights are the result, from 1: the last one that is not worse than the best by more
-    than one standard error of the validation accuracy (Breiman et al. 1984). The cosine ends where weights are
-    best, and the maximum over noisy epochs of a small split would be a choice by luck."""
+    than one standard error of the validation accuracy (Breiman et al. 1984). The cosine ends where weights
+    are best, and the maximum over noisy epochs of a small split would be a choice by luck."""
     val_top1: float
     """Accuracy of `state` on the validation split, 0..1."""
     history: tuple[Epoch, ...]

@@ -87,9 +87,8 @@ def test_model_holds_the_kept_epoch(trained: tuple[nn.Module, FitResult], datase
 
 def test_keeps_the_last_epoch_as_good_as_the_best(dataset: Dataset) -> None:
     """A late epoch within one standard error of the best is kept, one far below is not."""
-    config = CONFIG.model_copy(
-        update={"epochs": 8, "ema_decay": 0.0, "learning_rate": 0.2, "warmup_epochs": 0}
-    )
+    rising = {"epochs": 8, "ema_decay": 0.0, "learning_rate": 3.0, "warmup_epochs": 8}
+    config = CONFIG.model_copy(update=rising)
     kept = []
     for seed in range(4):
         result = fit(small_model(seed), dataset, PREPROCESS, config.model_copy(update={"seed": seed}))
