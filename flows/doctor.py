@@ -245,13 +245,7 @@ def check_workspace(workspace: Path) -> Iterator[Finding]:
 
     problems = []
     for name in _STAGES:
-        module = importlib.import_module(f"tasks.{name}")
-        models = [
-            m
-            for m in vars(module).values()
-            if isinstance(m, type) and issubclass(m, Params) and m.__module__ == module.__name__
-        ]
-        model = next(m for m in models if m.__name__.lower() == f"{name}params")
+        model: type[Params] = getattr(importlib.import_module(f"tasks.{name}"), f"{name.capitalize()}Params")
         try:
             load_params(name, model, workspace)
         except UserError as problem:

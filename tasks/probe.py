@@ -74,7 +74,7 @@ def main() -> None:
             raise UserError(
                 f"device {device!r}",
                 allowed="local (this host)",
-                next_step="remove the other names from probe.devices in params.yaml",
+                next_step="remove the other names from `devices` in params.yaml",
             )
         run.report(probe_local(), file=REPORTS / "probe" / f"{device}.json")
 
