@@ -77,7 +77,7 @@ class PruneParams(FitConfig):
     """Names of layers or shell patterns that keep their channels; the classifier always does."""
     sensitivity_ratios: tuple[float, ...] = ()
     """Also report the validation accuracy when each group alone loses this share, e.g. [0.3]; empty: off."""
-    latency_queries: int = Field(default=400, ge=0)
+    latency_queries: int = Field(default=480, ge=0)
     """Timed inferences of each rung in the engine for reports/measured; 0: the ladder is not measured."""
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from fleet.device.errors import UserError
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)  # noqa: SLF001 - 1d, 2d and 3d
 CONVOLUTIONS = (nn.modules.conv._ConvNd,)  # noqa: SLF001 - 1d, 2d, 3d and transposed
 LAYERS_WITH_CHANNELS = (*CONVOLUTIONS, nn.Linear, *NORMS)
+_MOST_INDICES = 200_000  # a flattened feature map of the largest classifiers has 25,088
 # How Torch-Pruning and torch's forward say that they cannot follow a graph; they have no error class for it.
 GRAPH_ERRORS = (
     RuntimeError,
@@ -52,7 +53,7 @@ def refused(refusals: Sequence[Refusal]) -> UserError:
     return UserError(
         f"layer `{first.layer}` cannot be pruned: {first.reason}",
         allowed="layers whose channels reach other layers unmixed and vanish when they are zero",
-        next_step=f"protect it: prune.protect: [{', '.join(names)}]",
+        next_step=f"add to prune.protect: [{', '.join(names)}]",
     )
 
 
@@ -77,7 +78,18 @@ def _build_graph(model: nn.Module, example: torch.Tensor) -> torch_pruning.Depen
     for parameter in model.parameters():
         parameter.requires_grad_(True)  # frozen layers would be invisible: the graph is read from autograd
     with torch.enable_grad():
-        return torch_pruning.DependencyGraph().build_dependency(model, example, verbose=False)
+        graph = torch_pruning.DependencyGraph().build_dependency(model, example, verbose=False)
+    for node in graph.module2node.values():
+        for dependency in node.dependencies:
+            dependency.index_mapping.append(_bounded)
+    return graph
+
+
+def _bounded(indices: list[Any]) -> list[Any]:
+    """An index mapping that only looks: on some reshapes (Swin's patch merging) the lists double for ever."""
+    if len(indices) > _MOST_INDICES:
+        raise RuntimeError("the reshapes behind its channels lead back to themselves")
+    return indices
 
 
 def _untraceable_block(model: nn.Module, example: torch.Tensor) -> str:
@@ -156,10 +168,9 @@ def _check_something_left(graph: Any, group: Any, names: Mapping[nn.Module, str]
         out = graph.is_out_channel_pruning_fn(dep.handler)
         left = graph.get_out_channels(dep.target) if out else graph.get_in_channels(dep.target)
         if left is not None and left <= len(indices):
-            side = "output" if out else "input"
-            raise ValueError(
-                f"it would take {len(indices)} {side} channels from `{names.get(target)}`, which has {left}"
-            )
+            side, what = "output" if out else "input", names.get(target)
+            where = f"`{what}`" if what else "an operation behind it"
+            raise ValueError(f"it would take {len(indices)} {side} channels from {where}, which has {left}")
 
 
 def forward(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:

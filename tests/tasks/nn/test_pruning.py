@@ -12,6 +12,7 @@ import torchvision
 from prune_graphs import ACCEPTED, REFUSED, drawn
 from torch import nn
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.models.vision_transformer import VisionTransformer
 
 from fleet.device.errors import UserError
@@ -219,6 +220,14 @@ def test_channel_shuffle_of_shufflenet_is_refused() -> None:
         prune_to(model, example(), 0.3, model, PruneOptions())
 
 
+def test_a_graph_whose_reshapes_never_end_is_refused_soon() -> None:
+    """Swin's patch merging sends Torch-Pruning round with ever longer lists; that ends in a refusal."""
+    torch.manual_seed(0)
+    model = SwinTransformer([4, 4], 16, [1, 1, 1], [1, 2, 4], [4, 4], num_classes=10).eval()
+    with pytest.raises(UserError, match=r"`features\.4\.reduction` .*lead back to themselves"):
+        prune_to(model, example(64), 0.5, model, PruneOptions())
+
+
 def small_convnext() -> nn.Module:
     return ConvNeXt([CNBlockConfig(16, 32, 1), CNBlockConfig(32, None, 1)], num_classes=10)
 
@@ -235,7 +244,7 @@ def test_layer_norm_is_refused_and_the_advice_works(make) -> None:
     options = PruneOptions()
     with pytest.raises(UserError) as refusal:
         prune_to(model, example(), 0.5, model, options)
-    advice = re.search(r"prune.protect: \[(.*)\]", refusal.value.next_step)[1]
+    advice = re.search(r"add to prune.protect: \[(.*)\]", refusal.value.next_step)[1]
     pruned = prune_to(model, example(), 0.5, model, PruneOptions(protect=tuple(advice.split(", "))))
     assert params(pruned) < 0.95 * params(model)
 
