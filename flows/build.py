@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -20,6 +19,7 @@ from filelock import FileLock, Timeout
 from fleet.device.errors import EdgeloopError
 from flows import stages
 from tasks.stage import read_json, write_json
+from tasks.summary import variants
 from tasks.tracking import (
     NO_TELEMETRY,
     check_store,
@@ -28,7 +28,6 @@ from tasks.tracking import (
     tracking_uri,
     wait_until_written,
 )
-from tasks.variants import Variant
 from tasks.workspace import Workspace
 
 _WRITER_GRACE_S = 60.0
@@ -207,25 +206,3 @@ def _wait_for_tracking(workspace: Workspace, build_id: str, uri: str) -> None:
             f"warning: MLflow at {uri} has not all of this build's runs yet; the next build sends the rest",
             file=sys.stderr,
         )
-
-
-def variants(reports: Path) -> list[dict[str, Any]]:
-    """The headline numbers of every variant, gathered from the stages' reports."""
-    convert, parity = read_json(reports / "convert.json"), read_json(reports / "parity.json")
-    trained, pruned = (read_json(reports / f"{name}.json")["macs_count"] for name in ("train", "prune"))
-    devices = sorted(
-        (reports / "benchmark").glob("*.json"), key=lambda path: (path.stem != "local", path.stem)
-    )
-    benchmark = read_json(devices[0])
-    return [
-        {
-            "name": name,
-            "top1": parity[f"{name}/top1"],
-            "size_bytes": convert[f"{name}/size_bytes"],
-            "macs": pruned if Variant.parse(name).pruned_percent else trained,
-            "latency_ms": {p: benchmark[f"{name}/{p}_ms"] for p in ("p50", "p95", "p99")},
-            "parity_max_rel_error": parity[f"{name}/max_rel_error"],
-            "agreement": parity[f"{name}/agreement"],
-        }
-        for name in sorted({key.split("/")[0] for key in convert if "/" in key})
-    ]

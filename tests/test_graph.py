@@ -116,13 +116,15 @@ def test_what_computes_with_the_engine_or_torch_depends_on_its_version():
 
 
 def test_packages_hold_no_code():
-    """Importing a package runs nothing, so its __init__.py needs to be nobody's dependency."""
+    """Importing a package changes no result, so its __init__.py needs to be nobody's dependency.
+
+    How OpenMP's threads wait is the one thing set there: it has to be said before torch is imported.
+    """
+    harmless = re.compile(r"import os|os\.environ\.setdefault\('G?OMP_\w+', '\w+'\)|'.*'|\".*\"", re.DOTALL)
     for package in PACKAGES:
         for init in (ROOT / package).rglob("__init__.py"):
             body = ast.parse(init.read_text(encoding="utf-8")).body
-            assert all(
-                isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body
-            ), init
+            assert all(harmless.fullmatch(ast.unparse(node)) for node in body), init
 
 
 def test_digits_module_stands_for_the_digits():
