@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fleet.device.errors import EdgeloopError
+from fleet.device.errors import EngineError
 from flows import stages
 from tasks.stage import read_json, write_json
 from tasks.summary import variants
@@ -115,6 +115,7 @@ def walk(workspace: Workspace, plan: stages.Plan, build_id: str) -> list[str]:
 
     Raises:
         StageFailedError: a stage failed; those after it did not run.
+        EngineError: Prefect gave the build up.
     """
     for key, value in _prefect_settings(workspace).items():
         os.environ.setdefault(key, value)
@@ -124,13 +125,13 @@ def walk(workspace: Workspace, plan: stages.Plan, build_id: str) -> list[str]:
     from prefect.states import Failed
 
     ran: list[str] = []
-    failures: list[EdgeloopError] = []
+    failures: list[Exception] = []
 
     @task(cache_policy=NO_CACHE, task_run_name="{stage}")  # DVC is the cache
     def run(stage: str) -> State[None] | None:
         try:
             stages.reproduce(workspace, stage, build_id)
-        except EdgeloopError as error:  # a failed state, not an exception: Prefect would print a traceback
+        except Exception as error:  # noqa: BLE001  # raised again below: Prefect only makes a state of it
             failures.append(error)
             return Failed(message=str(error))
         return None
@@ -143,17 +144,22 @@ def walk(workspace: Workspace, plan: stages.Plan, build_id: str) -> list[str]:
                 continue
             before = stages.locked_outs(workspace).get(stage)
             ran.append(stage)
-            run(stage, return_state=True)
-            if failures:
-                return Failed(message=str(failures[0]))
+            if not run(stage, return_state=True).is_completed():
+                return Failed(message=f"{stage} did not complete")
             if stages.locked_outs(workspace).get(stage) != before:
                 changed.add(stage)
         return None
 
-    build_flow(return_state=True)
+    state = build_flow(return_state=True)
+    _raise_unless_completed(state.is_completed(), failures, ran)
+    return ran
+
+
+def _raise_unless_completed(completed: bool, failures: list[Exception], ran: list[str]) -> None:
     if failures:
         raise failures[0]
-    return ran
+    if not completed:
+        raise EngineError(f"Prefect gave the build up at {ran[-1] if ran else 'its start'}")
 
 
 def _prefect_settings(workspace: Workspace) -> dict[str, str]:

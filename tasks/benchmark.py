@@ -9,15 +9,15 @@ from pydantic import Field
 from fleet.device.engine import RuntimeConfig
 from fleet.device.errors import UserError
 from fleet.device.preprocess import Preprocess
-from fleet.lab.local import Measurement, measure_interleaved
+from fleet.lab.local import MIN_QUERIES_P99, Measurement, measure_interleaved
 from tasks.stage import REPORTS, Params, read_json, stage
 
 
 class BenchmarkParams(Params):
     """Section `benchmark` of params.yaml."""
 
-    queries: int = Field(default=500, ge=50)
-    """Timed inferences per variant; 459 is the least that bounds P99 at 99 % confidence."""
+    queries: int = Field(default=500, ge=MIN_QUERIES_P99)
+    """Timed inferences per variant; fewer bound no P99 at 99 % confidence."""
     rounds: int = Field(default=2, ge=1)
     """Alternating passes over the variants."""
     threads: int = Field(default=1, ge=1)

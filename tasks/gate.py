@@ -5,6 +5,7 @@ The stage itself succeeds whether or not the gate refuses: a refusal is a result
 """
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from fleet.device.errors import UserError
 from tasks.stage import REPORTS, Params, read_json, stage, write_text
 from tasks.variants import Variant
 
@@ -40,6 +42,8 @@ class GateParams(Params):
     max_peak_memory_mb: float = Field(default=120.0, gt=0)
     min_agreement: float = Field(default=0.99, ge=0, le=1)
     """Share of test images on which the engine must predict what the torch reference predicts."""
+    devices: tuple[str, ...] = ("local",)
+    """Devices whose benchmark is judged: those of the workspace's `devices`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +58,29 @@ class Check:
     verdict: Verdict
     evidence: str
     """The report and key the measured value was read from, or why there is none."""
+    required: bool = True
+    """Whether a build without this measurement is refused."""
 
 
 def _at_most(
-    name: str, measured: float | None, limit: float, *, unit: str, n: int | None, evidence: str
+    name: str,
+    measured: float | None,
+    limit: float,
+    *,
+    unit: str,
+    n: int | None,
+    evidence: str,
+    required: bool = True,
 ) -> Check:
-    verdict: Verdict = "not measured" if measured is None else "pass" if measured <= limit else "fail"
     return Check(
-        name=name, measured=measured, threshold=limit, unit=unit, n=n, verdict=verdict, evidence=evidence
+        name=name,
+        measured=measured,
+        threshold=limit,
+        unit=unit,
+        n=n,
+        verdict="not measured" if measured is None else "pass" if measured <= limit else "fail",
+        evidence=evidence,
+        required=required,
     )
 
 
@@ -165,6 +184,7 @@ def _device_checks(name: str, device: str, bench: Mapping[str, Any], params: Gat
             unit="MiB",
             n=None,
             evidence=f"benchmark/{device}.json {name}/peak_memory_mb",
+            required=False,  # not every system exposes it
         )
     )
     return checks
@@ -200,21 +220,30 @@ def evaluate(
 
 def _not_yet_measured() -> list[Check]:
     """What a release needs and a build cannot show: absent evidence is said, never passed."""
+    absent = (
+        ("champion comparison", f"no champion is compared yet; needs n >= {_MIN_N_CHAMPION}"),
+        ("oldest engine in the field", "no older engine is run by a build"),
+        ("stability run", "no continuous run belongs to a build"),
+    )
     return [
-        Check(name=name, measured=None, threshold=None, unit="", n=None, verdict="not measured", evidence=why)
-        for name, why in (
-            ("champion comparison", f"no champion is compared yet; needs n >= {_MIN_N_CHAMPION}"),
-            ("oldest engine in the field", "no older engine is run by a build"),
-            ("stability run", "no continuous run belongs to a build"),
+        Check(
+            name=name,
+            measured=None,
+            threshold=None,
+            unit="",
+            n=None,
+            verdict="not measured",
+            evidence=why,
+            required=False,
         )
+        for name, why in absent
     ]
 
 
 def overall(checks: list[Check]) -> Literal["pass", "fail"]:
-    """One failed check refuses the build; so does an accuracy or parity that was not measured."""
-    needed = ("accuracy", "parity", "predictions", "model size")
-    missing = any(c.verdict == "not measured" and any(word in c.name for word in needed) for c in checks)
-    return "fail" if missing or any(c.verdict == "fail" for c in checks) else "pass"
+    """One failed check refuses the build; so does a required one that was not measured."""
+    refused = any(c.verdict == "fail" or (c.required and c.verdict == "not measured") for c in checks)
+    return "fail" if refused else "pass"
 
 
 def markdown(verdict: str, checks: list[Check]) -> str:
@@ -232,30 +261,49 @@ def _shown(value: float | str | None) -> str:
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _evidence_sha256(paths: list[Path], workspace: Path) -> str:
-    """One hash over the reports judged and the model files they speak of."""
-    lines = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(workspace).as_posix()}"
-        for path in sorted(paths)
-    ]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+def evidence(workspace: Path, devices: tuple[str, ...]) -> dict[str, str]:
+    """SHA-256 of every file a verdict rests on: the converted models, their cards, and the reports judged."""
+    reports = workspace / REPORTS
+    files = [reports / "convert.json", reports / "parity.json"]
+    files += [reports / "benchmark" / f"{device}.json" for device in devices]
+    files += (workspace / "models" / "mnn").glob("*/*")
+    return {
+        file.relative_to(workspace).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(files)
+        if file.is_file()
+    }
+
+
+def evidence_sha256(files: Mapping[str, str], checks: list[dict[str, Any]]) -> str:
+    """One hash over the files judged and the judgement: thresholds, measured values, verdicts."""
+    return hashlib.sha256(json.dumps([files, checks], sort_keys=True).encode()).hexdigest()
 
 
 def gate(workspace: Path, params: GateParams) -> dict[str, Any]:
-    """Judge a workspace: writes reports/gate.md and returns what reports/gate.json holds."""
+    """Judge a workspace: writes reports/gate.md and returns what reports/gate.json holds.
+
+    Raises:
+        UserError: a report is missing, or there is one of a device that is not judged.
+    """
     reports = workspace / REPORTS
-    devices = {path.stem: read_json(path) for path in sorted((reports / "benchmark").glob("*.json"))}
+    foreign = sorted({path.stem for path in (reports / "benchmark").glob("*.json")} - set(params.devices))
+    if foreign:
+        raise UserError(
+            f"reports/benchmark holds reports of {', '.join(foreign)}",
+            allowed=f"reports of gate.devices: {', '.join(params.devices)}",
+            next_step="delete the reports of devices that are gone, or add the device to gate.devices",
+        )
+    devices = {name: read_json(reports / "benchmark" / f"{name}.json") for name in params.devices}
     convert, parity = read_json(reports / "convert.json"), read_json(reports / "parity.json")
     checks = evaluate(convert, parity, devices, params)
     verdict = overall(checks)
-    evidence = [reports / "convert.json", reports / "parity.json"]
-    evidence += [reports / "benchmark" / f"{device}.json" for device in devices]
-    evidence += (workspace / "models" / "mnn").glob("*/model.mnn")
     write_text(reports / "gate.md", markdown(verdict, checks))
+    files, records = evidence(workspace, params.devices), [asdict(check) for check in checks]
     return {
         "verdict": verdict,
-        "evidence_sha256": _evidence_sha256(evidence, workspace),
-        "checks": [asdict(check) for check in checks],
+        "evidence": files,
+        "evidence_sha256": evidence_sha256(files, records),
+        "checks": records,
     }
 
 

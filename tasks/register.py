@@ -17,6 +17,7 @@ import yaml
 from fleet.device.engine import RuntimeConfig
 from fleet.device.errors import UserError
 from tasks import provenance
+from tasks.gate import evidence, evidence_sha256
 from tasks.mlflow_store import Store
 from tasks.stage import read_json
 from tasks.tracking import state_folder, tracking_uri
@@ -45,7 +46,7 @@ def release_sha256(models: Path) -> str:
 
 
 def register(workspace: Workspace, build_id: str) -> Registration:
-    """Register what lies in `workspace`; the same bytes are registered once.
+    """Register what lies in `workspace`; the same bytes with the same evidence are registered once.
 
     Raises:
         UserError: the gate refused, or evidence for these bytes is missing.
@@ -57,7 +58,7 @@ def register(workspace: Workspace, build_id: str) -> Registration:
     tags = release_tags(workspace, build_id, sha256)
     _close_build(store, run_id, workspace, tags)
     name = f"edgeloop-{workspace.name}"
-    version = _find(store, name, sha256)
+    version = _find(store, name, tags)
     if version is None:
         version = _create(store, name, run_id, workspace, tags)
     if version != _alias(store, name, "champion"):
@@ -96,6 +97,15 @@ def verify_evidence(workspace: Path) -> None:
                 allowed="a parity report on every converted variant",
                 next_step="`edgeloop build` writes it again",
             )
+    devices = tuple(Path(file).stem for file in gate["evidence"] if file.startswith("reports/benchmark/"))
+    found_files = evidence(workspace, devices)
+    differing = sorted(set(found_files.items()) ^ set(gate["evidence"].items()))
+    if differing or evidence_sha256(gate["evidence"], gate["checks"]) != gate["evidence_sha256"]:
+        raise UserError(
+            f"{differing[0][0] if differing else 'reports/gate.json'} is not what the gate judged",
+            allowed="models, cards and reports as they were when the gate passed",
+            next_step="`edgeloop build` judges them again",
+        )
 
 
 def variant_names(convert: Mapping[str, Any]) -> list[str]:
@@ -147,8 +157,10 @@ def _close_build(store: Store, run_id: str, workspace: Workspace, tags: Mapping[
     store.call(lambda: client.set_terminated(run_id, "FINISHED"))
 
 
-def _find(store: Store, name: str, sha256: str) -> int | None:
-    query = f"name = '{name}' and tags.release_sha256 = '{sha256}'"
+def _find(store: Store, name: str, tags: Mapping[str, str]) -> int | None:
+    """The version with these bytes and this evidence: the same bytes judged anew are reviewed anew."""
+    same = (f"tags.{key} = '{tags[key]}'" for key in ("release_sha256", "evidence_sha256"))
+    query = " and ".join((f"name = '{name}'", *same))
     found = store.call(lambda: store.client.search_model_versions(query))
     return max((int(version.version) for version in found), default=None)
 

@@ -62,13 +62,24 @@ class TrainParams(FitConfig):
     """An edgeloop checkpoint of a larger model with the same classes to distil from."""
 
 
+def _require_valid_data() -> None:
+    """Refuse data that validate refused: its report is written either way."""
+    count = read_json(REPORTS / "validate.json").get("critical_failures_count")
+    if count != 0:
+        raise UserError(
+            f"reports/validate.json with critical_failures_count {count}",
+            allowed="a dataset that passed every critical rule",
+            next_step="mend the data as reports/validate.json says, then `dvc repro`",
+        )
+
+
 def train(settings: TrainParams, run: tracking.Run | None = None) -> dict[str, float]:
     """Train, write the checkpoint and the curves, and return the report.
 
     Raises:
         UserError: params, data, initial weights or teacher cannot be used.
     """
-    read_json(REPORTS / "validate.json")  # written when the data passed; without it training is refused
+    _require_valid_data()
     dataset, preprocess = Dataset.open(DATA), settings.preprocess.contract()
     test = _labelled_test(dataset)
     architecture = Architecture(

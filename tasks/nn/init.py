@@ -20,8 +20,8 @@ class InitFile(Params):
 
     file: Path
     """A state dict (`torch.save(model.state_dict(), file)`) or an edgeloop checkpoint."""
-    sha256: str | None = None
-    """SHA-256 of the file. DVC sees params, not this file: without the hash, changing it does not retrain."""
+    sha256: str
+    """SHA-256 of the file (`sha256sum FILE`): DVC sees this parameter, not the file."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def read_state(source: InitFile) -> dict[str, torch.Tensor]:
             next_step="save `model.state_dict()`, or set train.init: none",
         ) from error
     digest = hashlib.sha256(content).hexdigest()
-    if source.sha256 not in {None, digest}:
+    if source.sha256 != digest:
         raise UserError(
             f"initial weights {source.file} with SHA-256 {digest}",
             allowed=f"the file with SHA-256 {source.sha256}",

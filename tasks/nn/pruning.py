@@ -59,7 +59,7 @@ def prune_to(
             without breaking or silently changing it.
     """
     cuts = plan_cuts(model, example, ratio, parent, options)
-    return remove_chosen_channels(model, example, cuts) if cuts else model
+    return remove_chosen_channels(model, example, cuts) if cuts else copy.deepcopy(model)
 
 
 def plan_cuts(

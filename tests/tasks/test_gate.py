@@ -2,7 +2,9 @@
 
 import pytest
 
-from tasks.gate import GateParams, evaluate, markdown, overall
+from fleet.device.errors import UserError
+from tasks.gate import GateParams, evaluate, gate, markdown, overall
+from tasks.stage import write_json
 
 FP32, PRUNED, INT8 = "mbv3s-p0-fp32-r32", "mbv3s-p30-fp32-r32", "mbv3s-p30-i8-r32"
 
@@ -90,12 +92,61 @@ def test_on_the_threshold_passes(key, value):
     assert overall(evaluate(*build(**{key: value}), GateParams())) == "pass"
 
 
-@pytest.mark.parametrize("key", [f"{INT8}/top1", f"{INT8}/parity_ok", f"{INT8}/agreement"])
+@pytest.mark.parametrize(
+    "key", [f"{INT8}/top1", f"{INT8}/parity_ok", f"{INT8}/agreement", f"{INT8}/p95_bound_ms"]
+)
 def test_missing_evidence_is_not_measured_and_refuses(key):
-    """A report without the value: not measured, and accuracy or parity not measured is no pass."""
+    """A report without the value: not measured, and what is not measured is no pass."""
     checks = evaluate(*build(**{key: None}), GateParams())
     assert overall(checks) == "fail"
     assert failed(checks) == []
+
+
+def test_a_device_without_a_benchmark_refuses():
+    """A report that says nothing about the variants: latency not measured, the build refused."""
+    convert, parity, _ = build()
+    checks = evaluate(convert, parity, {"local": {}}, GateParams())
+    assert overall(checks) == "fail"
+    assert failed(checks) == []
+
+
+def write_reports(workspace, *devices):
+    """A workspace with a good build's reports, benchmarked on `devices`."""
+    convert, parity, benchmarks = build()
+    write_json(workspace / "reports" / "convert.json", convert)
+    write_json(workspace / "reports" / "parity.json", parity)
+    for device in devices:
+        write_json(workspace / "reports" / "benchmark" / f"{device}.json", benchmarks["local"])
+
+
+def test_a_report_of_a_device_that_is_gone_is_refused(tmp_path):
+    """A stale measurement must not count as this build's: the file is named."""
+    write_reports(tmp_path, "local", "old-phone")
+    with pytest.raises(UserError, match="old-phone"):
+        gate(tmp_path, GateParams())
+
+
+def test_a_missing_device_report_is_refused(tmp_path):
+    """No benchmark at all is no pass."""
+    write_reports(tmp_path)
+    with pytest.raises(UserError, match=r"local\.json"):
+        gate(tmp_path, GateParams())
+
+
+def test_evidence_covers_models_cards_reports_and_thresholds(tmp_path):
+    """Any byte of what was judged, or a threshold, gives another evidence hash."""
+    write_reports(tmp_path, "local")
+    model = tmp_path / "models" / "mnn" / FP32 / "model.mnn"
+    model.parent.mkdir(parents=True)
+    model.write_bytes(b"1")
+    hashes = [gate(tmp_path, GateParams())["evidence_sha256"]]
+    model.write_bytes(b"2")
+    hashes.append(gate(tmp_path, GateParams())["evidence_sha256"])
+    (model.parent / "card.json").write_text("{}", encoding="utf-8")
+    hashes.append(gate(tmp_path, GateParams())["evidence_sha256"])
+    hashes.append(gate(tmp_path, GateParams(max_size_mb=9.0))["evidence_sha256"])
+    assert len(set(hashes)) == 4
+    assert gate(tmp_path, GateParams(max_size_mb=9.0))["evidence_sha256"] == hashes[-1]
 
 
 def test_latency_of_a_noisy_host_is_inconclusive_and_does_not_refuse():

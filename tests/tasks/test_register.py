@@ -9,6 +9,8 @@ from mlflow import MlflowClient
 
 from fleet.device.errors import UserError
 from tasks import register
+from tasks.gate import GateParams, gate
+from tasks.stage import load_params, write_json
 from tasks.workspace import Workspace
 
 
@@ -41,10 +43,42 @@ def test_the_same_bytes_are_registered_once(built, store):
     assert register.register(built, "build-again").version == 1
 
 
+def _judge(workspace: Path, **thresholds) -> None:
+    """Run the gate again on what lies there."""
+    params = load_params("gate", GateParams, workspace).model_copy(update=thresholds)
+    write_json(workspace / "reports" / "gate.json", gate(workspace, params))
+
+
+def test_a_card_changed_after_the_gate_is_refused(built):
+    """A card says how the model is fed: it is evidence as the model is."""
+    _edit(next((built.path / "models" / "mnn").glob("*/card.json")), biz_code="another")
+    with pytest.raises(UserError, match=r"card\.json is not what the gate judged"):
+        register.verify_evidence(built.path)
+
+
+def test_a_threshold_edited_in_the_verdict_is_refused(built):
+    """The checks are part of what is hashed."""
+    report = json.loads((built.path / "reports" / "gate.json").read_text(encoding="utf-8"))
+    report["checks"][0]["threshold"] = 0.0
+    _edit(built.path / "reports" / "gate.json", checks=report["checks"])
+    with pytest.raises(UserError, match="not what the gate judged"):
+        register.verify_evidence(built.path)
+
+
+def test_the_same_bytes_judged_by_other_thresholds_are_reviewed_anew(built, store):
+    """A rejected version does not come back as candidate: new evidence is a new version, pending."""
+    store.set_model_version_tag("edgeloop-tiny", "1", "review_state", "rejected")
+    _judge(built.path, max_size_mb=9.0)
+    assert register.register(built, "build-judged").version == 2
+    assert store.get_model_version("edgeloop-tiny", "2").tags["review_state"] == "pending"
+    assert store.get_model_version("edgeloop-tiny", "1").tags["review_state"] == "rejected"
+
+
 def test_other_bytes_are_a_new_version_and_the_candidate(built, store):
     """A changed card is another release: version 2, which becomes the candidate."""
     card = next((built.path / "models" / "mnn").glob("*/card.json"))
     _edit(card, biz_code="another")
+    _judge(built.path)
     assert register.register(built, "build-new").version == 2
     assert store.get_registered_model("edgeloop-tiny").aliases == {"candidate": 2}
     tags = {v: store.get_model_version("edgeloop-tiny", v).tags["release_sha256"] for v in ("1", "2")}

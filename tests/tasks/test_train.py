@@ -68,8 +68,13 @@ def write_workspace(root: Path, section: dict[str, Any], *, validated: bool = Tr
     (root / "params.yaml").write_text(yaml.safe_dump({"train": section}))
     (root / "reports").mkdir()
     if validated:
-        (root / "reports" / "validate.json").write_text("{}")
+        (root / "reports" / "validate.json").write_text('{"critical_failures_count": 0}')
     return root
+
+
+def pinned(file: Path) -> dict[str, str]:
+    """A file to start from, with its hash."""
+    return {"file": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
 
 
 def run_stage(workspace: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
@@ -146,7 +151,7 @@ def test_starts_from_a_checkpoint_with_other_classes(
     workspace = write_workspace(tmp_path / "workspace", SECTION)
     (workspace / "data" / "prepared" / "labels.json").write_text(json.dumps(["red", "blue", "unseen"]))
     monkeypatch.chdir(workspace)
-    report = train(TrainParams.model_validate({**SECTION, "init": {"file": str(file)}}))
+    report = train(TrainParams.model_validate({**SECTION, "init": pinned(file)}))
     assert (report["init_tensors_loaded_count"], report["init_tensors_fresh_count"]) == (242, 2)
 
 
@@ -157,7 +162,7 @@ def test_teacher_must_know_the_same_classes(
     file = built / "models" / "train" / "checkpoint.pt"
     workspace = write_workspace(tmp_path / "workspace", SECTION)
     monkeypatch.chdir(workspace)
-    teacher = {"teacher": {"file": str(file)}}
+    teacher = {"teacher": pinned(file)}
     with pytest.raises(UserError, match=r"train\.teacher"):
         train(TrainParams.model_validate({**SECTION, **teacher, "preprocess": {"size_px": 48}}))
     assert not (workspace / "models").exists()
@@ -205,7 +210,7 @@ def test_misspelt_params_are_one_clear_error(
         ({"architecture": "mobilenet_v9"}, "mobilenet_v3_small"),
         ({"preprocess": {"size_px": 5000}}, "size_px"),
         ({"preprocess": {"size_px": 20}, "architecture": "alexnet"}, "size_px = 20 with alexnet"),
-        ({"init": {"file": "absent.pt"}}, "absent.pt"),
+        ({"init": {"file": "absent.pt", "sha256": "0" * 64}}, "absent.pt"),
     ],
 )
 def test_params_that_do_not_work_are_refused(
@@ -223,6 +228,15 @@ def test_data_that_was_not_validated_is_refused(tmp_path: Path, monkeypatch: pyt
     """Without the report of validate there is no training."""
     monkeypatch.chdir(write_workspace(tmp_path / "workspace", SECTION, validated=False))
     with pytest.raises(UserError, match=r"validate\.json"):
+        train(TrainParams.model_validate(SECTION))
+
+
+def test_data_that_validate_refused_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is written on a critical failure too; training on leaking data must not start."""
+    workspace = write_workspace(tmp_path / "workspace", SECTION)
+    (workspace / "reports" / "validate.json").write_text('{"critical_failures_count": 1}')
+    monkeypatch.chdir(workspace)
+    with pytest.raises(UserError, match="critical_failures_count 1"):
         train(TrainParams.model_validate(SECTION))
 
 
