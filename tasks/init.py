@@ -84,7 +84,7 @@ def init_workspace(root: Path, name: str, directory: Path) -> tuple[Workspace, F
 
 
 _HEAD = """# Images of {source}, read where they lie.
-# `edgeloop init` chose prepare and train by their number and size; the rest is as in the digits' params.yaml.
+# `edgeloop init` chose by their number and size; what is not said here has the defaults of tasks/STAGE.py.
 # What each field means stands beside it in tasks/STAGE.py.
 """
 
@@ -101,6 +101,10 @@ def _check_name(root: Path, name: str) -> None:
         )
 
 
+# What suits photographs of things; text and digits must not be flipped.
+_AUGMENT = {"crop_scale_min": 0.4, "flip": True, "brightness": 0.3, "contrast": 0.3, "saturation": 0.3}
+
+
 def look(listing: Listing, source: Path) -> Found:
     """Count images and classes, and open some to see how large they are.
 
@@ -115,11 +119,16 @@ def look(listing: Listing, source: Path) -> Found:
             next_step="put the images of each class into a folder named after it",
         )
     every = max(1, len(listing.entries) // _SAMPLE)
-    decoded = [decode(entry.read()) for entry in listing.entries[::every]]
+    decoded = []
+    for entry in listing.entries[::every]:
+        try:
+            decoded.append(decode(entry.read()))
+        except OSError:  # unreadable now; prepare will refuse it by name and reason
+            continue
     sides = [min(d.image.shape[:2]) for d in decoded if isinstance(d, Decoded)]
     if not sides:
         raise UserError(
-            f"{source}: none of {len(decoded)} files looked into is an image that can be read",
+            f"{source}: none of a sample of {len(listing.entries[::every])} files is an image that can be read",
             allowed="JPEG, PNG, WebP, BMP, TIFF and the like",
             next_step="convert them, or name another folder",
         )
@@ -127,9 +136,24 @@ def look(listing: Listing, source: Path) -> Found:
 
 
 def parameters(root: Path, kind: str, source: Path, found: Found) -> dict[str, Any]:
-    """The params.yaml of a new workspace: the root's, with what depends on the images replaced."""
-    params: dict[str, Any] = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
-    params["root"] = "../.."
-    params["prepare"] = {"source": {"kind": kind, "path": str(source)}, "stored_size_px": found.size_px}
-    params["train"] |= {"preprocess": {"size_px": found.size_px}, "epochs": found.epochs}
-    return params
+    """The params.yaml of a new workspace: what depends on the images; the rest has its defaults."""
+    digits: dict[str, Any] = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    params: dict[str, Any] = dict.fromkeys(digits, None)  # the same sections, in the same order
+    sections: dict[str, Any] = {name: {} for name in digits if isinstance(digits[name], dict)}
+    return (
+        params
+        | sections
+        | {
+            "root": "../..",
+            "devices": digits["devices"],
+            "prepare": {"source": {"kind": kind, "path": str(source)}, "stored_size_px": found.size_px},
+            "train": {
+                "preprocess": {"size_px": found.size_px},
+                "epochs": found.epochs,
+                "augment": dict(_AUGMENT),
+            },
+            "prune": {"steps": 2, "epochs": 8, "augment": dict(_AUGMENT)},
+            "quantize": {"epochs": 8, "augment": dict(_AUGMENT)},
+            "export": digits["export"],
+        }
+    )

@@ -8,6 +8,7 @@ import yaml
 from PIL import Image
 
 from fleet.device.errors import UserError
+from flows.doctor import check_workspace
 from tasks.init import init_workspace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,9 @@ def test_a_workspace_refers_to_the_images_where_they_lie(repository, tmp_path):
     params = yaml.safe_load((made.path / "params.yaml").read_text(encoding="utf-8"))
     assert params["prepare"]["source"] == {"kind": "folder", "path": str(images)}
     assert (made.path / params["root"]).resolve() == repository
+    assert not params["gate"]  # not the digits' accuracy floor
+    assert "flip" in params["train"]["augment"]
+    assert {f.status for f in check_workspace(made.path)} == {"ok"}
     assert (made.path / "dvc.yaml").readlink() == Path("../../dvc.yaml")
     assert (found.images_count, found.classes_count, found.side_px) == (6, 2, 100)
 
@@ -80,7 +84,7 @@ def test_bad_folders_are_refused(repository, tmp_path):
         tmp_path / "missing": "missing",
         tmp_path / "empty": "0 files",
         _images(tmp_path / "one", classes=1): "1 class",
-        text: "none of 2",
+        text: "none of a sample of 2",
         repository: "holds edgeloop itself",
     }
     for folder, said in cases.items():
