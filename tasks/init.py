@@ -128,7 +128,7 @@ def look(listing: Listing, source: Path) -> Found:
     sides = [min(d.image.shape[:2]) for d in decoded if isinstance(d, Decoded)]
     if not sides:
         raise UserError(
-            f"{source}: none of a sample of {len(listing.entries[::every])} files is an image that can be read",
+            f"{source}: none of a sample of {len(listing.entries[::every])} files is a readable image",
             allowed="JPEG, PNG, WebP, BMP, TIFF and the like",
             next_step="convert them, or name another folder",
         )
@@ -136,7 +136,7 @@ def look(listing: Listing, source: Path) -> Found:
 
 
 def parameters(root: Path, kind: str, source: Path, found: Found) -> dict[str, Any]:
-    """The params.yaml of a new workspace: what depends on the images; the rest has its defaults."""
+    """The params.yaml of a new workspace: what depends on the images; the rest has defaults."""
     digits: dict[str, Any] = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
     params: dict[str, Any] = dict.fromkeys(digits, None)  # the same sections, in the same order
     sections: dict[str, Any] = {name: {} for name in digits if isinstance(digits[name], dict)}

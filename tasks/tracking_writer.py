@@ -76,7 +76,8 @@ class StageFile:
             whole, _, _ = file.read().rpartition(b"\n")  # a killed stage may leave half a line
         if not whole:
             return [], self.state["offset"]
-        return [json.loads(line) for line in whole.split(b"\n")], self.state["offset"] + len(whole) + 1
+        messages = [message for line in whole.split(b"\n") if (message := _parsed(line)) is not None]
+        return messages, self.state["offset"] + len(whole) + 1
 
     def _create_run(self, store: Store) -> dict[str, str]:
         o, workspace = self.opening, workspace_name(Path(self.opening["workspace"]))
@@ -118,6 +119,15 @@ class StageFile:
         self._state.unlink()
 
 
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        message: dict[str, Any] = json.loads(line)
+    except ValueError:  # torn by a full disk; what came after it still counts
+        print(f"a line cannot be read and was left out: {line[:80]!r}", flush=True)
+        return None
+    return message
+
+
 def origin(opening: dict[str, Any]) -> dict[str, str]:
     """The tags that lead from a stage's run to what it was computed from."""
     workspace = Path(opening["workspace"])
@@ -151,8 +161,13 @@ class Spool:
     def take_up(self) -> None:
         """Note where each new stage's inputs stand before anything changes them."""
         for path in self.pending():
-            if path not in self._files and path.stat().st_size:
+            if path in self._files or not path.stat().st_size:
+                continue
+            try:
                 self._files[path] = StageFile(path)
+            except ValueError as error:  # torn by a full disk: one file must not hold back the others
+                print(f"{path.name} cannot be read and was set aside as .bad: {error}", flush=True)
+                path.replace(path.with_suffix(".bad"))
 
     def deliver(self, store: Store) -> None:
         """Send all there is."""

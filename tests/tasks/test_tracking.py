@@ -206,3 +206,15 @@ def test_a_stage_alone_is_a_build_of_its_own(monkeypatch):
     assert owner.pid == os.getpid()
     assert build.startswith("stage-")
     assert build.endswith(f"-{os.getpid()}")
+
+
+def test_a_torn_file_does_not_hold_back_the_others(tmp_path, capsys):
+    """A spool file that a full disk tore is set aside by name; the next one is taken up."""
+    (tmp_path / "prune-1.jsonl").write_bytes(b'{"stage": "pru\n')
+    opening = {"stage": "train", "address": "", "workspace": str(tmp_path), "process": [0, 0], "time_ms": 1}
+    (tmp_path / "train-2.jsonl").write_text(json.dumps(opening) + "\n", encoding="utf-8")
+    spool = tracking_writer.Spool(tmp_path)
+    spool.take_up()
+    assert [path.name for path in spool.pending()] == ["train-2.jsonl"]
+    assert (tmp_path / "prune-1.bad").exists()
+    assert "prune-1.jsonl cannot be read" in capsys.readouterr().out
