@@ -179,6 +179,8 @@ def _print_built(built: "Built") -> None:
         console.print(
             f"  {check['name']}: {check['measured']} {check['unit']}, threshold {check['threshold']}"
         )
+    if any(check["verdict"] == "inconclusive" for check in built.gate["checks"]):
+        console.print("  latency is inconclusive where the host was noisy; see reports/gate.md")
     if built.registered:
         name, version = built.registered["name"], built.registered["version"]
         console.print(f"registered: {name} version {version}, waiting for review")
