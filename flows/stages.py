@@ -4,17 +4,20 @@ DVC owns the graph and decides what is up to date. A stage runs in a `dvc` proce
 build leaves DVC's lock with that process, so the next build waits for it instead of writing beside it.
 """
 
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from fleet.device.errors import EdgeloopError, UserError
@@ -32,6 +35,10 @@ _DVC_HINTS = (
     "Updating lock file",
     "Generating lock file",
 )
+
+
+_LOCK_LIMIT_S = 60.0
+"""How long a DVC process of somebody else is waited for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,37 +76,71 @@ def plan(workspace: Workspace) -> Plan:
     """
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
-    from dvc.repo import Repo
-    from networkx import lexicographical_topological_sort
 
     check_source(workspace)
     file = str(workspace.path / "dvc.yaml")
+    give_up_at = time.monotonic() + _LOCK_LIMIT_S
+    while True:
+        try:
+            return _plan(workspace.path, file)
+        except LockError as error:
+            if _unlock_if_killed(workspace.repository / ".dvc" / "tmp" / "rwlock"):
+                continue
+            if time.monotonic() > give_up_at:
+                raise UserError(
+                    f"another DVC process works on workspace {workspace.name}: {error}",
+                    allowed="one build of a workspace at a time",
+                    next_step="wait until it has ended, then build again",
+                ) from error
+            time.sleep(1)
+        except DvcException as error:
+            raise UserError(
+                f"{file}: {error}",
+                allowed="a link to the dvc.yaml at the repository's root, and a params.yaml that fits it",
+                next_step="correct the file named; `git checkout` brings the original back",
+            ) from error
+
+
+def _plan(folder: Path, file: str) -> Plan:
+    from dvc.repo import Repo
+    from networkx import lexicographical_topological_sort
+
+    with Repo(str(folder), _wait_for_lock=True) as repo, repo.lock:
+        stages = repo.stage.load_all(file)
+        position = {stage: index for index, stage in enumerate(stages)}
+        graph = repo.index.graph.subgraph(stages).reverse(copy=True)  # DVC's edges lead to what is read
+        order = list(lexicographical_topological_sort(graph, key=position.__getitem__))
+        states: dict[str, list[Any]] = {
+            stage.name: next(iter(stage.status().values()), []) for stage in order
+        }
+        return Plan(
+            upstream={s.name: frozenset(before.name for before in graph.predecessors(s)) for s in order},
+            stale=frozenset(name for name, state in states.items() if _differs(state)),
+            always=frozenset(stage.name for stage in order if stage.always_changed),
+        )
+
+
+def _unlock_if_killed(rwlock: Path) -> bool:
+    """Remove DVC's list of busy paths when every process in it is dead; True when it was.
+
+    DVC asks only whether the process id exists, and a killed process that nobody has waited for still does.
+    """
     try:
-        with Repo(str(workspace.path), _wait_for_lock=True) as repo, repo.lock:
-            stages = repo.stage.load_all(file)
-            position = {stage: index for index, stage in enumerate(stages)}
-            graph = repo.index.graph.subgraph(stages).reverse(copy=True)  # DVC's edges lead to what is read
-            order = list(lexicographical_topological_sort(graph, key=position.__getitem__))
-            states: dict[str, list[Any]] = {
-                stage.name: next(iter(stage.status().values()), []) for stage in order
-            }
-            return Plan(
-                upstream={s.name: frozenset(before.name for before in graph.predecessors(s)) for s in order},
-                stale=frozenset(name for name, state in states.items() if _differs(state)),
-                always=frozenset(stage.name for stage in order if stage.always_changed),
-            )
-    except LockError as error:
-        raise UserError(
-            f"another DVC process works on workspace {workspace.name}: {error}",
-            allowed="one build of a workspace at a time",
-            next_step="wait until it has ended, then build again",
-        ) from error
-    except DvcException as error:
-        raise UserError(
-            f"{file}: {error}",
-            allowed="a link to the dvc.yaml at the repository's root, and a params.yaml that fits it",
-            next_step="correct the file named; `git checkout` brings the original back",
-        ) from error
+        record = json.loads(rwlock.read_text(encoding="utf-8"))
+        holders = [*record.get("write", {}).values(), *itertools.chain(*record.get("read", {}).values())]
+        if not holders or any(_is_running(int(holder["pid"])) for holder in holders):
+            return False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # gone, or not as we know it
+        return False
+    rwlock.unlink(missing_ok=True)
+    return True
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _differs(state: list[Any]) -> bool:

@@ -60,7 +60,7 @@ def table(builds: dict[str, dict[str, Any]]) -> str:
         "",
         "Written by `python -m tasks.results` from `builds.json`; edit neither. Top-1 is measured in MNN on",
         "the whole test set; latency on one thread of this host (the x86 wheel has no fast int8 kernels),",
-        "marked where the host was noisy. All seeds are 0. One test image is 0.28 pp on digits, whose recipe was",
+        "marked where the host was noisy. All seeds are 0. On digits an image is 0.28 pp and the recipe was",
         "chosen with its test set in view: read it as a smoke test.",
         "",
     ]

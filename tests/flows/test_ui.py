@@ -34,7 +34,7 @@ def test_it_serves_until_stopped_and_leaves_no_process(tiny_build, ending):
     listening = {c.laddr.ip for p in family for c in p.net_connections("inet") if c.status == "LISTEN"}
     assert listening == {"127.0.0.1"}
     os.kill(ui.pid, ending)
-    assert ui.wait(30) == 0
+    assert ui.wait(120) == 0
     _, alive = psutil.wait_procs(family, timeout=5)
     assert alive == []
 

@@ -1,0 +1,44 @@
+"""DVC's list of busy paths after a kill."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import stages
+
+
+def _rwlock(folder: Path, *pids: int) -> Path:
+    path = folder / "rwlock"
+    write = {f"out-{pid}": {"pid": pid, "cmd": "dvc"} for pid in pids}
+    path.write_text(json.dumps({"write": write, "read": {"dep": [{"pid": pids[0], "cmd": "dvc"}]}}))
+    return path
+
+
+def test_the_lock_of_a_killed_process_is_removed(tmp_path):
+    """A dead process that nobody has waited for holds nothing, though its id still exists."""
+    zombie = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # ended, and left a zombie
+    path = _rwlock(tmp_path, zombie.pid)
+    assert stages._unlock_if_killed(path)
+    assert not path.exists()
+    zombie.wait()
+
+
+def test_the_lock_of_a_living_process_stays(tmp_path):
+    """One living holder among dead ones keeps the list."""
+    path = _rwlock(tmp_path, 2**22 - 1, os.getpid())
+    assert not stages._unlock_if_killed(path)
+    assert path.exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"write": {"x": {}}}', '{"read": 3}'])
+def test_a_list_in_another_form_is_left_alone(tmp_path, text):
+    """What is not understood is not deleted."""
+    path = tmp_path / "rwlock"
+    path.write_text(text)
+    assert not stages._unlock_if_killed(path)
+    assert path.exists()
