@@ -1,4 +1,4 @@
-"""DVC's list of busy paths after a kill."""
+"""DVC's list of busy paths after a kill, and a stage that breaks in an unforeseen way."""
 
 import json
 import os
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import stages
+from flows import build, stages
+from tasks.workspace import Workspace
 
 
 def _rwlock(folder: Path, *pids: int) -> Path:
@@ -42,3 +43,23 @@ def test_a_list_in_another_form_is_left_alone(tmp_path, text):
     path.write_text(text)
     assert not stages._unlock_if_killed(path)
     assert path.exists()
+
+
+def test_an_unforeseen_error_of_a_stage_stops_the_build(tmp_path, monkeypatch):
+    """A full disk while a stage runs: the stages after it do not run, and the error comes through."""
+    (tmp_path / ".edgeloop").mkdir()
+    (tmp_path / ".dvc").mkdir()
+    ran = []
+
+    def reproduce(workspace: Workspace, stage: str, build_id: str) -> None:
+        ran.append(stage)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stages, "reproduce", reproduce)
+    monkeypatch.setattr(stages, "locked_outs", lambda workspace: {})
+    plan = stages.Plan(
+        upstream={"a": frozenset(), "b": frozenset({"a"})}, stale=frozenset({"a", "b"}), always=frozenset()
+    )
+    with pytest.raises(OSError, match="No space left"):
+        build.walk(Workspace(name="w", path=tmp_path, repository=tmp_path), plan, "build-test")
+    assert ran == ["a"]
