@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from fleet.device.errors import EngineError
 from flows import stages
+from tasks.gate import require_judged
 from tasks.stage import read_json, write_json
 from tasks.summary import variants
 from tasks.tracking import (
@@ -69,6 +70,7 @@ def build(workspace: Workspace) -> Built:
         if plan.stale or not _same_devices(workspace, plan.always):
             ran = walk(workspace, plan, build_id)
         gate = read_json(workspace.path / "reports" / "gate.json")
+        require_judged(workspace.path, gate)
         registered = _register(workspace, build_id, uri) if gate["verdict"] == "pass" else None
         _wait_for_tracking(workspace, build_id, uri)
     return Built(

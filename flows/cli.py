@@ -196,6 +196,12 @@ def _keep_stdout_for_results() -> None:
     sys.stdout = os.fdopen(results, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
 
 
+def _print_failure(given: Sequence[str], message: str, code: int) -> None:
+    """One JSON document on stdout however a `--json` command ends."""
+    if "--json" in given:
+        print(json.dumps({"ok": False, "error": message, "exit_code": code}, indent=1))
+
+
 def _conversion_text(record: dict[str, object]) -> str:
     return "\n".join(f"{key}: {value}" for key, value in record.items())
 
@@ -207,21 +213,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _keep_stdout_for_results()
     try:
         code = app(given, exit_on_error=False)
-    except CycloptsError:  # cyclopts has printed what was wrong
+    except CycloptsError as error:  # cyclopts has printed what was wrong
         code = UserError.exit_code
+        _print_failure(given, str(error), code)
     except EdgeloopError as error:
-        if "--json" in given:
-            print(json.dumps({"ok": False, "error": str(error), "exit_code": error.exit_code}, indent=1))
-        print(f"edgeloop: {error}", file=sys.stderr)
         code = error.exit_code
+        _print_failure(given, str(error), code)
+        print(f"edgeloop: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         print("edgeloop: interrupted; the next build goes on from here", file=sys.stderr)
         code = _INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as in `edgeloop build | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    except Exception:  # noqa: BLE001  # a bug: Python's own exit code 1 would say that the gate refused
+    except Exception as error:  # noqa: BLE001  # a bug: Python's own exit code 1 would say that the gate refused
         traceback.print_exc()
         code = EdgeloopError.exit_code
+        _print_failure(given, f"{type(error).__name__}: {error}", code)
     sys.stdout.flush()
     raise SystemExit(code if isinstance(code, int) else 0)

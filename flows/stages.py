@@ -153,7 +153,7 @@ def check_source(workspace: Workspace) -> None:
     try:
         params = yaml.safe_load((workspace.path / "params.yaml").read_text(encoding="utf-8"))
         source = workspace.path / params["prepare"]["source"]["path"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
         raise UserError(
             f"{workspace.path / 'params.yaml'}: {type(error).__name__}: {error}",
             allowed="a params.yaml with prepare.source.path",

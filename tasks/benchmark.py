@@ -1,6 +1,7 @@
 """Stage benchmark: latency and memory of every variant on one device, interleaved, in fresh processes."""
 
 import argparse
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from fleet.device.errors import UserError
 from fleet.device.preprocess import Preprocess
 from fleet.lab.local import MIN_QUERIES_P99, Measurement, measure_interleaved
 from tasks.stage import REPORTS, Params, read_json, stage
+
+MODELS = Path("models/mnn")
 
 
 class BenchmarkParams(Params):
@@ -47,11 +50,12 @@ def benchmark(models: Path, params: BenchmarkParams) -> dict[str, Measurement]:
     )
 
 
-def flat_report(measurements: dict[str, Measurement]) -> dict[str, Any]:
-    """The flat keys of reports/benchmark/DEVICE.json: `VARIANT/p50_ms` and so on."""
+def flat_report(measurements: dict[str, Measurement], models: Path) -> dict[str, Any]:
+    """The flat keys of reports/benchmark/DEVICE.json: `VARIANT/p50_ms` ..., and the bytes measured."""
     report: dict[str, Any] = {}
     for variant, m in measurements.items():
         values = {
+            "mnn_sha256": hashlib.sha256((models / variant / "model.mnn").read_bytes()).hexdigest(),
             "n": m.n,
             "p50_ms": m.p50_ms,
             "p90_ms": m.p90_ms,
@@ -85,8 +89,8 @@ def main() -> None:
     device = parser.parse_args().device
     with stage(f"benchmark-{device}", BenchmarkParams, section="benchmark") as run:
         identity = read_json(REPORTS / "probe" / f"{device}.json")
-        measurements = benchmark(Path("models/mnn"), run.params)
-        report = {"device": device, "soc": identity["soc"], **flat_report(measurements)}
+        measurements = benchmark(MODELS, run.params)
+        report = {"device": device, "soc": identity["soc"], **flat_report(measurements, MODELS)}
         run.report(report, file=REPORTS / "benchmark" / f"{device}.json")
 
 

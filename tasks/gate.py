@@ -279,11 +279,26 @@ def evidence_sha256(files: Mapping[str, str], checks: list[dict[str, Any]]) -> s
     return hashlib.sha256(json.dumps([files, checks], sort_keys=True).encode()).hexdigest()
 
 
+def _require_same_bytes(device: str, bench: Mapping[str, Any], files: Mapping[str, str]) -> None:
+    """Refuse a benchmark of models that are not the ones that lie there."""
+    for path, digest in files.items():
+        if not path.endswith("/model.mnn"):
+            continue
+        variant = Path(path).parent.name
+        measured = bench.get(f"{variant}/mnn_sha256")
+        if measured != digest:
+            raise UserError(
+                f"reports/benchmark/{device}.json measured {variant} with SHA-256 {measured}",
+                allowed=f"a measurement of the file that lies there, {digest}",
+                next_step=f"`dvc repro benchmark@{device}`; take devices that are gone out of gate.devices",
+            )
+
+
 def gate(workspace: Path, params: GateParams) -> dict[str, Any]:
     """Judge a workspace: writes reports/gate.md and returns what reports/gate.json holds.
 
     Raises:
-        UserError: a report is missing, or there is one of a device that is not judged.
+        UserError: a report is missing, measured other bytes, or is of a device that is not judged.
     """
     reports = workspace / REPORTS
     foreign = sorted({path.stem for path in (reports / "benchmark").glob("*.json")} - set(params.devices))
@@ -295,16 +310,35 @@ def gate(workspace: Path, params: GateParams) -> dict[str, Any]:
         )
     devices = {name: read_json(reports / "benchmark" / f"{name}.json") for name in params.devices}
     convert, parity = read_json(reports / "convert.json"), read_json(reports / "parity.json")
+    files = evidence(workspace, params.devices)
+    for device, bench in devices.items():
+        _require_same_bytes(device, bench, files)
     checks = evaluate(convert, parity, devices, params)
     verdict = overall(checks)
     write_text(reports / "gate.md", markdown(verdict, checks))
-    files, records = evidence(workspace, params.devices), [asdict(check) for check in checks]
+    records = [asdict(check) for check in checks]
     return {
         "verdict": verdict,
         "evidence": files,
         "evidence_sha256": evidence_sha256(files, records),
         "checks": records,
     }
+
+
+def require_judged(workspace: Path, report: Mapping[str, Any]) -> None:
+    """Refuse files that are not the ones reports/gate.json speaks of.
+
+    Raises:
+        UserError: a model, card or report changed since, or the verdict itself was edited.
+    """
+    devices = tuple(Path(file).stem for file in report["evidence"] if file.startswith("reports/benchmark/"))
+    differing = sorted(set(evidence(workspace, devices).items()) ^ set(report["evidence"].items()))
+    if differing or evidence_sha256(report["evidence"], report["checks"]) != report["evidence_sha256"]:
+        raise UserError(
+            f"{differing[0][0] if differing else 'reports/gate.json'} is not what the gate judged",
+            allowed="models, cards and reports as they were when the gate passed",
+            next_step="`dvc checkout --force`, or delete the file, then `edgeloop build`",
+        )
 
 
 def main() -> None:

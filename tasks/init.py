@@ -1,5 +1,6 @@
 """`edgeloop init NAME DIR`: a workspace for someone's own images, with parameters that fit them."""
 
+import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def init_workspace(root: Path, name: str, directory: Path) -> tuple[Workspace, F
     folder = root / "workspaces" / name
     folder.mkdir(parents=True)
     try:
-        text = _HEAD.format(source=source) + yaml.safe_dump(
+        text = _HEAD.format(source=json.dumps(str(source))) + yaml.safe_dump(
             parameters(root, kind, source, found), sort_keys=False
         )
         (folder / "params.yaml").write_text(text, encoding="utf-8")

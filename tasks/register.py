@@ -17,7 +17,7 @@ import yaml
 from fleet.device.engine import RuntimeConfig
 from fleet.device.errors import UserError
 from tasks import provenance
-from tasks.gate import evidence, evidence_sha256
+from tasks.gate import require_judged
 from tasks.mlflow_store import Store
 from tasks.stage import read_json
 from tasks.tracking import state_folder, tracking_uri
@@ -97,15 +97,7 @@ def verify_evidence(workspace: Path) -> None:
                 allowed="a parity report on every converted variant",
                 next_step="`edgeloop build` writes it again",
             )
-    devices = tuple(Path(file).stem for file in gate["evidence"] if file.startswith("reports/benchmark/"))
-    found_files = evidence(workspace, devices)
-    differing = sorted(set(found_files.items()) ^ set(gate["evidence"].items()))
-    if differing or evidence_sha256(gate["evidence"], gate["checks"]) != gate["evidence_sha256"]:
-        raise UserError(
-            f"{differing[0][0] if differing else 'reports/gate.json'} is not what the gate judged",
-            allowed="models, cards and reports as they were when the gate passed",
-            next_step="`edgeloop build` judges them again",
-        )
+    require_judged(workspace, gate)
 
 
 def variant_names(convert: Mapping[str, Any]) -> list[str]:

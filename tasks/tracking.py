@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import time
@@ -136,11 +137,17 @@ def check_store(uri: str) -> None:
             database = Path(uri.removeprefix("sqlite:///"))
             database.parent.mkdir(parents=True, exist_ok=True)
             database.open("ab").close()
-    except (urllib.error.URLError, OSError, ValueError) as error:
+            if database.stat().st_size:
+                with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+                    connection.execute("select count(*) from sqlite_master").fetchone()
+        elif not uri.startswith(("postgresql", "mysql", "mssql")):
+            raise ValueError("this kind of store is not known")  # noqa: TRY301  # one message for all
+    except (urllib.error.URLError, OSError, ValueError, sqlite3.Error) as error:
         raise UserError(
             f"MLflow at {uri}: {error}",
             allowed="a tracking store that answers",
-            next_step="start that server, or unset MLFLOW_TRACKING_URI to use the embedded store",
+            next_step="start that server or unset MLFLOW_TRACKING_URI; move a damaged .edgeloop/mlflow.db "
+            "away: builds go on with a new one, models and reports are not in it",
         ) from error
 
 

@@ -4,6 +4,7 @@ Read and check, look for what is known to go wrong, convert in a child process, 
 prove parity with ONNX Runtime on several inputs, repeated, at several shapes. Only then does the file appear.
 """
 
+import contextlib
 import shutil
 import tempfile
 import uuid
@@ -94,6 +95,7 @@ def convert_any(
     """
     options = options or ConvertOptions()
     _check_options(options, int8=int8, calibration=calibration, runs=runs)
+    _check_out(onnx_path, out)
     asked = parse_shapes(shapes)
     try:
         model = read_onnx(onnx_path)
@@ -118,6 +120,17 @@ def convert_any(
         parity=proven.parity,
         reason="; ".join(proven.notes),
     )
+
+
+def _check_out(onnx_path: Path, out: Path) -> None:
+    """Refuse an output that would overwrite the input, replace a link, or cannot be a file."""
+    same = out.exists() and onnx_path.exists() and out.samefile(onnx_path)
+    if same or out.is_symlink() or out.is_dir() or not out.name:
+        raise UserError(
+            f"output {str(out)!r}" + (", which is the model itself" if same else ""),
+            allowed="the path of a file, new or to be replaced, that is no link and not the input",
+            next_step="choose another --out",
+        )
 
 
 def _check_options(options: ConvertOptions, *, int8: bool, calibration: Path | None, runs: int) -> None:
@@ -151,13 +164,14 @@ def _op_counts(model: onnx.ModelProto) -> Counter[str]:
 
 def _publish(made: Path, out: Path) -> None:
     """Copy beside `out`, then rename: a reader sees the old file or the whole new one."""
-    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
+    temporary = out.with_name(f".{uuid.uuid4().hex}")  # short: `out` may have the longest name there is
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(made, temporary)
         temporary.replace(out)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise UserError(
             f"{out}: {error.strerror}",
             allowed="a file path in a folder one can write to, on a disk with space",

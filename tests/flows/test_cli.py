@@ -1,5 +1,7 @@
 """The command line: what it offers, how it refuses."""
 
+import json
+
 import pytest
 from clones import edgeloop
 
@@ -52,3 +54,15 @@ def test_stdout_is_for_results(tiny_build):
     done = edgeloop(tiny_build.clone, "build", "--preset", "tiny", "--json")
     assert done.stdout.startswith("{")
     assert done.stdout.rstrip().endswith("}")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["build", "--no-such-option"], ["convert", "m.onnx"], ["bild"]], ids=str
+)
+def test_json_is_printed_for_usage_errors_too(arguments, capsys):
+    """A program that asked for JSON gets one document whatever was wrong."""
+    with pytest.raises(SystemExit):
+        main([*arguments, "--json"])
+    record = json.loads(capsys.readouterr().out)
+    assert (record["ok"], record["exit_code"]) == (False, 2)
+    assert record["error"]

@@ -1,9 +1,11 @@
 """The gate: each kind of bad build is refused, and for the right reason."""
 
+import hashlib
+
 import pytest
 
 from fleet.device.errors import UserError
-from tasks.gate import GateParams, evaluate, gate, markdown, overall
+from tasks.gate import GateParams, evaluate, gate, markdown, overall, require_judged
 from tasks.stage import write_json
 
 FP32, PRUNED, INT8 = "mbv3s-p0-fp32-r32", "mbv3s-p30-fp32-r32", "mbv3s-p30-i8-r32"
@@ -115,8 +117,15 @@ def write_reports(workspace, *devices):
     convert, parity, benchmarks = build()
     write_json(workspace / "reports" / "convert.json", convert)
     write_json(workspace / "reports" / "parity.json", parity)
+    for name in (FP32, PRUNED, INT8):
+        model = workspace / "models" / "mnn" / name / "model.mnn"
+        model.parent.mkdir(parents=True, exist_ok=True)
+        model.write_bytes(name.encode())
+    hashes = {
+        f"{name}/mnn_sha256": hashlib.sha256(name.encode()).hexdigest() for name in (FP32, PRUNED, INT8)
+    }
     for device in devices:
-        write_json(workspace / "reports" / "benchmark" / f"{device}.json", benchmarks["local"])
+        write_json(workspace / "reports" / "benchmark" / f"{device}.json", benchmarks["local"] | hashes)
 
 
 def test_a_report_of_a_device_that_is_gone_is_refused(tmp_path):
@@ -133,16 +142,32 @@ def test_a_missing_device_report_is_refused(tmp_path):
         gate(tmp_path, GateParams())
 
 
+def test_a_benchmark_of_other_bytes_is_refused(tmp_path):
+    """A latency measured before the model changed is no latency of this model."""
+    write_reports(tmp_path, "local")
+    (tmp_path / "models" / "mnn" / INT8 / "model.mnn").write_bytes(b"another")
+    with pytest.raises(UserError, match=rf"local\.json measured {INT8}"):
+        gate(tmp_path, GateParams())
+
+
+def test_files_changed_after_the_verdict_are_found(tmp_path):
+    """Bit rot in a model, whatever its time stamp says, is not what was judged."""
+    write_reports(tmp_path, "local")
+    report = gate(tmp_path, GateParams())
+    require_judged(tmp_path, report)
+    (tmp_path / "models" / "mnn" / INT8 / "model.mnn").write_bytes(b"rotten")
+    with pytest.raises(UserError, match=rf"{INT8}/model\.mnn is not what the gate judged"):
+        require_judged(tmp_path, report)
+
+
 def test_evidence_covers_models_cards_reports_and_thresholds(tmp_path):
     """Any byte of what was judged, or a threshold, gives another evidence hash."""
     write_reports(tmp_path, "local")
-    model = tmp_path / "models" / "mnn" / FP32 / "model.mnn"
-    model.parent.mkdir(parents=True)
-    model.write_bytes(b"1")
+    card = tmp_path / "models" / "mnn" / FP32 / "card.json"
     hashes = [gate(tmp_path, GateParams())["evidence_sha256"]]
-    model.write_bytes(b"2")
+    card.write_text("[]", encoding="utf-8")
     hashes.append(gate(tmp_path, GateParams())["evidence_sha256"])
-    (model.parent / "card.json").write_text("{}", encoding="utf-8")
+    card.write_text("{}", encoding="utf-8")
     hashes.append(gate(tmp_path, GateParams())["evidence_sha256"])
     hashes.append(gate(tmp_path, GateParams(max_size_mb=9.0))["evidence_sha256"])
     assert len(set(hashes)) == 4

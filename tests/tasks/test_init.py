@@ -100,3 +100,13 @@ def test_a_relative_folder_is_made_absolute(repository, tmp_path, monkeypatch):
     made, _ = init_workspace(repository, "mine", Path("images"))
     params = yaml.safe_load((made.path / "params.yaml").read_text(encoding="utf-8"))
     assert Path(params["prepare"]["source"]["path"]).samefile(images)
+
+
+def test_a_newline_in_the_path_stays_in_its_line(repository, tmp_path):
+    """A folder's name cannot write parameters of its own."""
+    images = tmp_path / "photos\ngate: {min_top1: 0}"
+    _images(tmp_path / "plain").rename(images)
+    made, _ = init_workspace(repository, "hostile", images)
+    params = yaml.safe_load((made.path / "params.yaml").read_text(encoding="utf-8"))
+    assert params["prepare"]["source"]["path"] == str(images)
+    assert not params["gate"]

@@ -218,3 +218,11 @@ def test_a_torn_file_does_not_hold_back_the_others(tmp_path, capsys):
     assert [path.name for path in spool.pending()] == ["train-2.jsonl"]
     assert (tmp_path / "prune-1.bad").exists()
     assert "prune-1.jsonl cannot be read" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///{folder}/garbage.db", "bogus://x"])
+def test_a_store_that_is_none_is_refused_before_the_work(tmp_path, uri):
+    """A damaged database and an unknown scheme are one clear error, not a traceback after an hour."""
+    (tmp_path / "garbage.db").write_bytes(b"garbage" * 1000)
+    with pytest.raises(UserError, match=r"mlflow\.db away"):
+        tracking.check_store(uri.format(folder=tmp_path))

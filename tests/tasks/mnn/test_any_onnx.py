@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -276,3 +277,30 @@ def test_foreign_operators_are_counted_with_their_domain(tmp_path):
     result = convert_any(save(model, tmp_path / "m.onnx"), tmp_path / "m.mnn")
     assert result.ops == {"Relu": 1, "my.ops::Relu": 1}
     assert result.unsupported == ["my.ops::Relu"]
+
+
+@pytest.mark.parametrize("kind", ["itself", "a link", "a folder", "under a file", "no name"])
+def test_outputs_that_would_do_harm_are_refused(kind, tmp_path):
+    """The input stays, a link keeps pointing where it did, and a path that cannot be a file is named."""
+    model = save(_conv_relu(), tmp_path / "m.onnx")
+    before = model.read_bytes()
+    link = tmp_path / "link.mnn"
+    link.symlink_to(tmp_path / "target.mnn")
+    out = {
+        "itself": model,
+        "a link": link,
+        "a folder": tmp_path,
+        "under a file": model / "m.mnn",
+        "no name": Path(),
+    }[kind]
+    with pytest.raises(UserError):
+        convert_any(model, out, runs=1)
+    assert model.read_bytes() == before
+    assert link.is_symlink()
+
+
+def test_the_longest_file_name_there_is_can_be_written(tmp_path):
+    """250 characters and more are a legal name."""
+    out = tmp_path / ("m" * 246 + ".mnn")
+    assert convert_any(save(_conv_relu(), tmp_path / "m.onnx"), out, runs=1).ok
+    assert out.is_file()
