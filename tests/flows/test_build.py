@@ -97,7 +97,7 @@ def test_the_run_tree(tiny_build):
     prepared = next(dep["md5"] for dep in lock["train"]["deps"] if dep["path"] == "data/prepared")
     assert children["train"].data.tags["data_digest"] == prepared
     assert client.get_metric_history(children["train"].info.run_id, "val_top1")
-    assert children["train"].data.params["epochs"] == "1"
+    assert children["train"].data.params["epochs"] == "4"
 
 
 def test_the_registered_version(tiny_build):
