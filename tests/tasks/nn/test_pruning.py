@@ -256,7 +256,12 @@ def test_pruning_in_steps_ends_at_the_same_widths() -> None:
     half_way = prune_to(model, X, 0.2, model, ROUND_4)
     twice = prune_to(half_way, X, 0.3, model, ROUND_4)
     assert layer_widths(once) == layer_widths(twice) != layer_widths(half_way)
-    assert prune_to(twice, X, 0.3, model, ROUND_4) is twice
+    again = prune_to(
+        twice, X, 0.3, model, ROUND_4
+    )  # nothing left to cut: still a copy, or training it trains both
+    assert again is not twice
+    assert layer_widths(again) == layer_widths(twice)
+    assert all(torch.equal(tensor, twice.state_dict()[name]) for name, tensor in again.state_dict().items())
 
 
 def test_the_smallest_batch_norm_scales_go_first() -> None:
