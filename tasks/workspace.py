@@ -16,7 +16,7 @@ CODE = Path(__file__).resolve().parents[1]
 DEFAULT = "digits"
 """Name of the workspace at the repository's root."""
 
-_PINS = ("infra/pins/engine.txt", "infra/pins/training.txt")
+_PINS = tuple(f"infra/pins/{name}.txt" for name in ("engine", "images", "onnx", "training"))
 
 
 @dataclass(frozen=True, kw_only=True)
