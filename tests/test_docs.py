@@ -1,6 +1,7 @@
 """Every command the documents show exists, with the options they show."""
 
 import importlib.util
+import json
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from flows.cli import app
+from tasks.results import table
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = ("build", "init", "convert", "doctor", "ui")
@@ -44,6 +46,17 @@ def _check(command: str) -> None:
         return  # the text speaks of the command
     else:
         app.parse_args([word for word in arguments if word != "..."], print_error=False, exit_on_error=False)
+
+
+@pytest.mark.parametrize("result", sorted((ROOT / "docs/results").glob("*.json")), ids=lambda path: path.stem)
+def test_result_pages_say_what_their_json_says(result):
+    """A page under docs/results is what its writer makes of the JSON beside it."""
+    spec = importlib.util.spec_from_file_location("bench_report", ROOT / "tests/bench/report.py")
+    report = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(report)
+    record = json.loads(result.read_text(encoding="utf-8"))
+    page = table(record) if result.stem == "builds" else report.page(result.name, record)
+    assert result.with_suffix(".md").read_text(encoding="utf-8") == page
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
