@@ -36,7 +36,8 @@ COMMAND = "python tests/bench/train_vs_plain.py --prepared presets/cifar10/data/
 TEXT = (
     "Same architecture, optimiser settings, schedule, epochs and kinds of augmentation; median (least to"
     " most) of the rounds, the loops alternating. `plain` is a Dataset over the same memory-mapped images,"
-    " DataLoader workers, transforms.v2 and AdamW; `plain_channels_last` adds the one change that matters most on a CPU."
+    " DataLoader workers, transforms.v2 and AdamW; `plain_channels_last` adds the one change that matters"
+    " most on a CPU."
 )
 
 
