@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -113,6 +114,10 @@ def test_engine_latency_lies_beside_the_outs(pruned: Path) -> None:
     assert set(measured) == {"parent", "p20", "p30"}
     assert all(m["p50_ms"] > 0 and m["n"] >= 50 for m in measured.values())
     assert not any("_ms" in (pruned / out).read_text() for out in OUTS[1:])
+    page = (pruned / "reports/measured/prune_ladder.html").read_text()
+    assert page.count("<svg") == 2
+    assert "engine latency, P50 (ms)" in page
+    assert all(f"<td>{m['p50_ms']:.4f}</td>" in page for m in measured.values())
 
 
 def test_the_plot_is_one_file_without_scripts(pruned: Path) -> None:
@@ -186,6 +191,30 @@ def test_a_latency_target_measures_the_engine(tmp_path: Path, monkeypatch: pytes
     target = PruneTarget(kind="latency", value=1e-6)
     with pytest.raises(UserError, match=r"removing 90% of the channels still costs 0\.\d+"):
         stage.prune(PruneParams(epochs=1, latency_queries=50, target=target))
+
+
+@pytest.mark.parametrize(("noisy", "said"), [(2, ""), (9, "noisy host")])
+def test_a_noisy_measurement_is_repeated(
+    noisy: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A latency target takes the first quiet measurement of three, and says so when none was."""
+    monkeypatch.chdir(make_workspace(tmp_path))
+    taken: list[float] = []
+
+    def measure(*_: object, **__: object) -> dict[str, SimpleNamespace]:
+        taken.append(len(taken) + 1.0)
+        flags = ("noisy",) if len(taken) <= noisy else ()
+        return {"candidate": SimpleNamespace(p50_ms=taken[-1], flags=flags)}
+
+    monkeypatch.setattr(stage, "measure_models", measure)
+    climb = stage._Climb(PruneParams(**SETTINGS), stage._parent(), stage.Dataset.open(stage.DATA), None)
+    assert climb.latency_ms(climb.parent) == 3.0
+    assert len(taken) == 3
+    assert said in capfd.readouterr().err
 
 
 def test_sensitivity_is_reported_per_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
