@@ -12,7 +12,6 @@ reference.
 """
 
 import json
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ import numpy.typing as npt
 from fleet.device.errors import EdgeloopError
 
 Array = npt.NDArray[Any]
-
-_MEMORY_BYTES = 16 << 30  # of address space: a small graph can ask for terabytes
 
 
 def load_feeds(folder: Path, run: dict[str, Any]) -> dict[str, Array]:
@@ -108,8 +105,6 @@ def bisect(model: Path, folder: Path, plan: list[dict[str, Any]], onnx_path: Pat
 
 def main() -> None:
     """Dispatch; see the module's docstring."""
-    if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     side, model, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     if side == "bisect":
