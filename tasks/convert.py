@@ -11,7 +11,8 @@ from pydantic import Field
 from fleet.device.errors import EngineError, UserError
 from tasks.mnn.audit import Audit
 from tasks.mnn.converter import Conversion, convert
-from tasks.mnn.request import ConvertOptions, int8_layers
+from tasks.mnn.int8_record import int8_layers
+from tasks.mnn.request import ConvertOptions
 from tasks.progress import track
 from tasks.stage import REPORTS, Params, read_json, stage, write_json
 from tasks.variants import Variant

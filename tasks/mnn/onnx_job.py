@@ -1,6 +1,5 @@
 """One conversion of an arbitrary ONNX, from lint to parity, with what is needed to explain its failure."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,12 +10,13 @@ import onnx
 
 from fleet.device.errors import EngineError
 from tasks.mnn.converter import convert
+from tasks.mnn.int8_record import Q_MAX, int8_layers
 from tasks.mnn.onnx_culprit import Culprit, diverging_node, failing_node
 from tasks.mnn.onnx_inputs import BATCHES, graph_inputs
 from tasks.mnn.onnx_lint import Finding, lint
 from tasks.mnn.onnx_parity import DifferenceError, Parity, check_parity, tolerance_for
 from tasks.mnn.onnx_plan import Inputs, Plan, UnprovenError, plan_parity
-from tasks.mnn.onnx_ptq import Q_MAX, Calibration, fold, quantise
+from tasks.mnn.onnx_ptq import Calibration, fold, quantise
 from tasks.mnn.onnx_read import with_shapes, write_onnx
 from tasks.mnn.onnx_rewrite import Rewritten, rewrites
 from tasks.mnn.request import ConvertOptions
@@ -121,8 +121,8 @@ class Job:
         compression = quantise(self.failed.model, images, self.folder)
         options = replace(self.options, compression=compression, weight_bits=8)
         proven = self._proven(self.failed, plan, options)
-        layers = len(json.loads(compression.read_text(encoding="utf-8"))["algo"][0]["quantParams"]["layer"])
-        said = (f"{layers} layers compute in int8", *([images.warning] if images.warning else []))
+        layers = int8_layers(compression)
+        said = (f"{len(layers)} layers compute in int8", *([images.warning] if images.warning else []))
         return replace(proven, notes=(*proven.notes, *said))
 
     def explain(self, error: EngineError) -> tuple[list[str], str]:
@@ -163,8 +163,4 @@ def _batch_sizes(model: onnx.ModelProto) -> tuple[int, ...]:
 
 def _input_ranges(options: ConvertOptions) -> dict[str, float]:
     """Largest |value| of the tensors that int8 layers read: beyond it int8 clamps, which is no error."""
-    if options.compression is None:
-        return {}
-    document = json.loads(options.compression.read_text(encoding="utf-8"))
-    records = [layer["input"][0] for part in document["algo"] for layer in part["quantParams"]["layer"]]
-    return {record["name"]: Q_MAX * float(record["scales"][0]) for record in records}
+    return {layer.input: Q_MAX * layer.input_scale for layer in int8_layers(options.compression)}

@@ -8,10 +8,11 @@ import onnx
 
 from fleet.device.errors import EngineError
 from tasks.mnn.compare import Comparison, combine
+from tasks.mnn.int8_record import int8_layers
 from tasks.mnn.onnx_inputs import Shapes
 from tasks.mnn.onnx_plan import Feeds, Plan, Sample, compare_output
 from tasks.mnn.onnx_runs import Done, Planned, run_plan
-from tasks.mnn.request import ConvertOptions, int8_layers
+from tasks.mnn.request import ConvertOptions
 from tasks.mnn.source import WEIGHTED_OPS
 
 # Two bytes that fresh memory is filled with: who reads before writing sees other values in the second run.

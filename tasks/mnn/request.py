@@ -4,9 +4,8 @@ Left to itself the converter ignores compression parameters it cannot apply, cra
 weights to zero in half precision.
 """
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import onnx
 
 from fleet.device.errors import UserError
+from tasks.mnn.int8_record import Int8Layer, int8_layers
 from tasks.mnn.source import ONNX_DOMAINS, WEIGHTED_OPS, Source, attribute, named, op_name
 
 _HALF_LOSS = 0.05  # of a weight tensor's norm; rounding to float16 alone costs at most 0.0005
@@ -52,46 +52,6 @@ class ConvertOptions:
                 allowed="1 to 64 printable characters",
                 next_step="set convert.biz_code in params.yaml",
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Int8Layer:
-    """One layer that must compute in int8."""
-
-    output: str
-    """Tensor it writes, after fusion: how the converter finds it."""
-    input_scale: float
-    output_scale: float
-    weight_scales: tuple[float, ...]
-    """One per output channel."""
-
-
-def int8_layers(compression: Path | None) -> tuple[Int8Layer, ...]:
-    """The layers that compression parameters ask for; none without a file.
-
-    Raises:
-        UserError: the file is missing or does not follow MNN_compression.proto.
-    """
-    if compression is None:
-        return ()
-    try:
-        document = json.loads(compression.read_text(encoding="utf-8"))
-        layers = tuple(
-            _layer(record) for algorithm in document["algo"] for record in algorithm["quantParams"]["layer"]
-        )
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"compression parameters {compression}: {type(error).__name__} {error}",
-            allowed="JSON after MNN_compression.proto: int8 layers with an input, a weight and an output",
-            next_step="write it with tasks.mnn.compression",
-        ) from error
-    if not layers:
-        raise UserError(
-            f"compression parameters {compression} name no layer",
-            allowed="at least one int8 layer",
-            next_step="convert without compression parameters, or list the layers",
-        )
-    return layers
 
 
 def refusals(source: Source, options: ConvertOptions) -> list[str]:
@@ -132,22 +92,6 @@ def _graph_refusals(source: Source) -> list[str]:
     if training:
         reasons.append(f"exported in training mode, call model.eval() first: {named(training)}")
     return reasons
-
-
-def _layer(record: Mapping[str, Any]) -> Int8Layer:
-    sides = [record[side][0] for side in ("input", "weight", "output")]
-    for side in sides:
-        if int(side["bits"]) != 8 or int(side.get("zeroPoint", 0)) != 0:
-            raise ValueError(
-                f"{side['name']!r} has {side['bits']} bits, zero point {side.get('zeroPoint', 0)}"
-            )
-    given, weight, made = sides
-    return Int8Layer(
-        output=str(made["name"]),
-        input_scale=float(given["scales"][0]),
-        output_scale=float(made["scales"][0]),
-        weight_scales=tuple(float(scale) for scale in weight["scales"]),
-    )
 
 
 def _int8_refusals(source: Source, layer: Int8Layer) -> Iterator[str]:
