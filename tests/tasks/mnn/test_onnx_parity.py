@@ -79,6 +79,18 @@ def test_a_crash_or_a_hang_of_a_child_is_an_error_of_its_runs(dynamic, tmp_path)
     assert "past its limit" in late.error
 
 
+def test_an_input_that_the_engine_cannot_hold_is_an_error_of_its_run(tmp_path):
+    """int64 narrows to int32 where its values fit; beyond, the run fails instead of wrapping around."""
+    model = graph([node("Abs", "x", "y")], [("x", [3], TensorProto.INT64)], [("y", [3], TensorProto.INT64)])
+    convert(save(model, tmp_path / "m.onnx"), tmp_path / "m.mnn")
+    runs = [Planned({"x": np.array([-7, 5, most])}) for most in (1000, 2**31)]
+    held, wide = run_plan("engine", tmp_path / "m.mnn", runs, timeout_s=60)
+    assert held.outputs is not None
+    assert held.outputs["y"].tolist() == [7, 5, 1000]
+    assert wide.outputs is None
+    assert "int64" in wide.error
+
+
 def test_a_reference_that_disagrees_with_itself_is_none(tmp_path):
     """Random numbers give another answer each time, so nothing can be proven."""
     model = graph([node("RandomNormalLike", "x", "r"), node("Add", "x r", "y")], [("x", [4])], [("y", [4])])
