@@ -23,6 +23,7 @@ from fleet.device.errors import EngineError, UserError
 from fleet.lab.child import run_child
 from tasks.mnn.audit import Audit, audit
 from tasks.mnn.graph import MnnGraph, parse_graph
+from tasks.mnn.half import rounded_to_half
 from tasks.mnn.onnx_read import write_onnx
 from tasks.mnn.request import ConvertOptions, refusals
 from tasks.mnn.source import Source, read_source
@@ -82,7 +83,7 @@ def convert(onnx: Path, out: Path, options: ConvertOptions | None = None) -> Con
     _refuse(source, refusals(source, options))
     with _scratch(spare_bytes=_COPIES * source.model.ByteSize()) as folder:
         checked, made = folder / "model.onnx", folder / "model.mnn"
-        write_onnx(source.model, checked)
+        write_onnx(rounded_to_half(source) if options.fp16 else source.model, checked)
         said = _run(["convert", *_arguments(checked, made, options)], folder, source.name, options.timeout_s)
         _check_said(source.name, said, made)
         _set_uuid(made, checked, options)
