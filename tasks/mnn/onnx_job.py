@@ -20,6 +20,7 @@ from tasks.mnn.onnx_ptq import Calibration, fold, quantise
 from tasks.mnn.onnx_read import with_shapes, write_onnx
 from tasks.mnn.onnx_rewrite import Rewritten, rewrites
 from tasks.mnn.request import ConvertOptions
+from tasks.mnn.support import unknown_nodes
 
 _MOST_NAMED = 3
 _UNSUPPORTED = re.compile(r"These Op Not Support: ([^;]*)")
@@ -70,7 +71,9 @@ class Job:
         original = self.folder / "original.onnx"
         write_onnx(self.original, original)
         ways = rewrites(self.original)
-        self.findings = lint(with_shapes(ways[0].model))
+        found = lint(with_shapes(ways[0].model))
+        named = {finding.node for finding in found if finding.certain}
+        self.findings = found + [f for f in _unknown(ways[0].model) if f.node not in named]
         if certain := [finding for finding in self.findings if finding.certain]:
             raise EngineError("; ".join(str(finding) for finding in certain[:_MOST_NAMED]))
         if images is not None:
@@ -147,6 +150,14 @@ class Job:
         if isinstance(error, DifferenceError):
             return diverging_node(failed.path, failed.mnn, error.feeds, error.tolerance, timeout_s=timeout_s)
         return failing_node(failed.path, timeout_s=timeout_s)
+
+
+def _unknown(model: onnx.ModelProto) -> list[Finding]:
+    why = "the converter has no such operator"
+    return [
+        Finding(op=node.op_type, node=node.name or node.output[0], why=why, certain=True)
+        for node in unknown_nodes(model)
+    ]
 
 
 def _in_short(said: str) -> str:

@@ -275,5 +275,4 @@ _SUSPECT: dict[str, tuple[Rule, ...]] = {
     "TopK": (_always("equal values come in another order"),),
     "Where": (_always("an operand that is broadcast is read wrongly"),),
     "Round": (_always("halves do not go to the even neighbour"),),
-    "GroupNormalization": (_always("has no counterpart"),),
 }
