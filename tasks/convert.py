@@ -11,7 +11,9 @@ from pydantic import Field
 from fleet.device.errors import EngineError, UserError
 from tasks.mnn.audit import Audit
 from tasks.mnn.converter import Conversion, convert
-from tasks.mnn.request import ConvertOptions, int8_layers
+from tasks.mnn.int8_record import int8_layers
+from tasks.mnn.request import ConvertOptions
+from tasks.mnn.support import NOTES
 from tasks.progress import track
 from tasks.stage import REPORTS, Params, read_json, stage, write_json
 from tasks.variants import Variant
@@ -141,15 +143,16 @@ def _write_ops(audits: Mapping[str, Audit]) -> None:
     OPS_CSV.parent.mkdir(parents=True, exist_ok=True)
     with OPS_CSV.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("variant", "list", "op", "count"))
+        writer.writerow(("variant", "list", "op", "count", "note"))
         writer.writerows(row for name, found in audits.items() for row in _op_rows(name, found))
 
 
-def _op_rows(variant: str, found: Audit) -> Iterator[tuple[str, str, str, int]]:
+def _op_rows(variant: str, found: Audit) -> Iterator[tuple[str, str, str, int, str]]:
+    """Only operators of the ONNX have a note: those one can replace when one designs the network."""
     lists = {"onnx": found.onnx_ops, "mnn": found.ops, "absorbed": found.absorbed, "added": found.added}
     for label, ops in lists.items():
         for op, count in ops.items():
-            yield variant, label, op, count
+            yield variant, label, op, count, NOTES.get(op, "") if label == "onnx" else ""
 
 
 def main() -> None:

@@ -5,60 +5,32 @@ element type is copied as garbage, an absent backend is replaced by the CPU. So 
 really happened and raises instead of answering.
 """
 
-import contextlib
-import os
 import struct
-import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from fleet.device.errors import EngineError, UserError
+from fleet.device.native import ENGINE_VERSION, MNN, quiet_stdout
+from fleet.device.tensors import Array, TensorSpec, copy_in, copy_out, spec_of
 
-Array = npt.NDArray[Any]
+__all__ = [
+    "ENGINE_VERSION",
+    "Array",
+    "OpRun",
+    "RuntimeConfig",
+    "Session",
+    "TensorSpec",
+    "quiet_stdout",
+]
+
 Level = Literal["low", "normal", "high"]
 Backend = Literal["CPU", "OPENCL", "VULKAN", "METAL"]
-
-
-_redirection = threading.Lock()
-_redirected = 0
-_real_stdout = -1
-
-
-@contextlib.contextmanager
-def quiet_stdout() -> Iterator[None]:
-    """Send what native code prints on stdout to stderr: stdout belongs to `--json` output.
-
-    The redirection is the whole process's: of overlapping threads the first sets it and the last ends it.
-    """
-    global _redirected, _real_stdout  # noqa: PLW0603 - file descriptor 1 is as global
-    with _redirection:
-        if _redirected == 0:
-            sys.stdout.flush()
-            _real_stdout = os.dup(1)
-            os.dup2(2, 1)
-        _redirected += 1
-    try:
-        yield
-    finally:
-        with _redirection:
-            _redirected -= 1
-            if _redirected == 0:
-                os.dup2(_real_stdout, 1)
-                os.close(_real_stdout)
-
-
-with quiet_stdout():  # the import itself prints a line
-    import MNN
-
-ENGINE_VERSION: str = MNN.version()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,17 +67,6 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorSpec:
-    """One model input or output as the engine declares it."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Axis order as in the ONNX graph; -1 where the engine does not know the extent."""
-    dtype: str
-    """numpy name: float32, int32, int64, uint8, int8."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class OpRun:
     """One operator that executed."""
 
@@ -117,24 +78,10 @@ class OpRun:
     duration_ms: float
 
 
-_HALIDE = {
-    "float32": MNN.Halide_Type_Float,
-    "float64": MNN.Halide_Type_Double,
-    "int32": MNN.Halide_Type_Int,
-    "int64": MNN.Halide_Type_Int64,
-    "uint8": MNN.Halide_Type_Uint8,
-}
 # MNN's SessionInfoCode, and what it answers for the last two: an int whose bits come back as a float.
 _SESSION_MEMORY_MB, _SESSION_MFLOPS, _SESSION_BACKEND, _SESSION_STATUS = 0, 1, 2, 3
 _READY = 0
 _BACKENDS = {0: "CPU", 13: "CPU", 1: "METAL", 3: "OPENCL", 7: "VULKAN"}  # MNNForwardType; 13: CPU with SIMD
-
-
-def _spec(name: str, tensor: Any) -> TensorSpec:
-    shape = tuple(int(n) for n in tensor.getShape())
-    known = all(n > 0 for n in shape)
-    # Only the dtype is read from the tensor's own buffer: its values lie in a packed layout.
-    return TensorSpec(name=name, shape=shape, dtype=str(tensor.getNumpyData().dtype) if known else "unknown")
 
 
 class Session:
@@ -202,12 +149,12 @@ class Session:
     @property
     def inputs(self) -> dict[str, TensorSpec]:
         """Input names to their specs, in the engine's order."""
-        return {k: _spec(k, t) for k, t in self._input_tensors().items()}
+        return {k: spec_of(k, t) for k, t in self._input_tensors().items()}
 
     @property
     def outputs(self) -> dict[str, TensorSpec]:
         """Output names to their specs, in the engine's order; shapes are known after a run."""
-        return {k: _spec(k, t) for k, t in self._engine.getSessionOutputAll(self._session).items()}
+        return {k: spec_of(k, t) for k, t in self._engine.getSessionOutputAll(self._session).items()}
 
     @property
     def memory_mb(self) -> float:
@@ -287,7 +234,7 @@ class Session:
             plain_kind = kind.partition("[")[0].strip()
             ops.append(OpRun(name=name, type=plain_kind, int8="DT_INT8" in kind, duration_ms=elapsed_ms))
             if keep is not None and name in keep and tensors:
-                kept[name] = _read(tensors[0])
+                kept[name] = copy_out(tensors[0])
             return True
 
         code = self._engine.runSessionWithCallBackInfo(self._session, before, after)
@@ -308,19 +255,14 @@ class Session:
         if set(feeds) != set(tensors):
             raise self._wrong_inputs(set(feeds))
         arrays = {name: np.asarray(value) for name, value in feeds.items()}
-        self.resize_if_needed({name: array.shape for name, array in arrays.items()})
+        self._resize_if_needed({name: array.shape for name, array in arrays.items()})
         if not self._dtypes:
             self._require_built()
             self._dtypes = {name: str(tensor.getNumpyData().dtype) for name, tensor in tensors.items()}
         for name, array in arrays.items():
-            dtype = self._dtypes[name]
-            content = np.ascontiguousarray(
-                array if array.dtype == dtype else _as_declared(name, array, dtype)
-            )
-            host = MNN.Tensor(array.shape, _HALIDE[dtype], content, MNN.Tensor_DimensionType_Caffe)
-            tensors[name].copyFrom(host)
+            copy_in(name, tensors[name], array, self._dtypes[name])
 
-    def resize_if_needed(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def _resize_if_needed(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Resize only when a shape differs: an unchanged session keeps its buffers."""
         tensors = self._input_tensors()
         if any(tuple(tensors[k].getShape()) != tuple(s) for k, s in shapes.items()):
@@ -338,7 +280,7 @@ class Session:
             raise EngineError(f"{self.path.name}: MNN {ENGINE_VERSION} cannot build it for inputs {shapes}")
 
     def _read_outputs(self) -> dict[str, Array]:
-        outputs = {k: _read(t) for k, t in self._engine.getSessionOutputAll(self._session).items()}
+        outputs = {k: copy_out(t) for k, t in self._engine.getSessionOutputAll(self._session).items()}
         if all(output.size == 0 for output in outputs.values()):
             shapes = {name: output.shape for name, output in outputs.items()}
             raise EngineError(f"{self.path.name}: every output came back empty: {shapes}")
@@ -350,37 +292,3 @@ class Session:
             allowed=f"exactly {sorted(self._input_tensors())}",
             next_step="name the inputs as the model does",
         )
-
-
-def _as_declared(name: str, array: Array, dtype: str) -> Array:
-    """`array` in the input's element type: MNN narrows ONNX's int64 and bool to int32, float64 to float32."""
-    kinds = {"f": "float", "i": "int", "u": "int", "b": "int"}
-    same_kind = kinds.get(array.dtype.kind) == kinds[np.dtype(dtype).kind]
-    fits = same_kind and (array.dtype.kind == "f" or array.size == 0 or _fits(array, dtype))
-    if not fits:
-        raise UserError(
-            f"input {name} with dtype {array.dtype}",
-            allowed=f"{dtype}, or values of the same kind that fit into it",
-            next_step="cast the input",
-        )
-    return array.astype(dtype)
-
-
-def _fits(array: Array, dtype: str) -> bool:
-    limits = np.iinfo(dtype)
-    return bool(int(array.min()) >= limits.min and int(array.max()) <= limits.max)
-
-
-def _read(tensor: Any) -> Array:
-    """Copy a tensor out in the ONNX axis order; reading its buffer directly gives packed garbage."""
-    shape = tuple(int(n) for n in tensor.getShape())
-    if any(n < 0 for n in shape):
-        raise EngineError(f"the engine left an output with shape {shape}")
-    dtype = str(tensor.getNumpyData().dtype) if 0 not in shape else "float32"
-    if dtype == "int8":  # a quantised intermediate: ask for it as float, MNN dequantises while copying
-        dtype = "float32"
-    buffer = np.zeros(shape, dtype)
-    host = MNN.Tensor(shape, _HALIDE[dtype], buffer, MNN.Tensor_DimensionType_Caffe)
-    if not tensor.copyToHostTensor(host):
-        raise EngineError("the engine could not copy an output to the host")
-    return np.array(host.getNumpyData()).reshape(shape)

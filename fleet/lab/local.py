@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from filelock import FileLock
 from fleet.device.engine import RuntimeConfig
 from fleet.device.errors import EngineError
 from fleet.device.preprocess import Preprocess
+from fleet.lab.child import Limits, run_child
 from fleet.lab.statistics import Bound, upper_bound
 
 MIN_CPU_SHARE = 0.9
@@ -73,14 +73,12 @@ def run_once(
     command += ["--config", json.dumps(config.to_dict()), "--queries", str(queries), "--seed", str(seed)]
     if preprocess:
         command += ["--preprocess", json.dumps(preprocess.to_dict())]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise EngineError(f"benchmark of {model.name} did not end within {_TIMEOUT_S:.0f} s") from error
-    if done.returncode != 0:
-        last = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise EngineError(f"benchmark of {model.name} ended with code {done.returncode}", engine_said=last)
-    result: dict[str, Any] = json.loads(done.stdout)
+    # No limit of memory: a GPU's driver reserves more addresses than there is memory.
+    ended = run_child(command, timeout_s=_TIMEOUT_S, limits=Limits(memory_bytes=None))
+    if ended.failure:
+        last = "\n".join(ended.stderr.strip().splitlines()[-5:])
+        raise EngineError(f"benchmark of {model.name} {ended.failure}", engine_said=last)
+    result: dict[str, Any] = json.loads(ended.stdout)
     return result
 
 

@@ -4,10 +4,7 @@ Read and check, look for what is known to go wrong, convert in a child process, 
 prove parity with ONNX Runtime on several inputs, repeated, at several shapes. Only then does the file appear.
 """
 
-import contextlib
-import shutil
 import tempfile
-import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +15,7 @@ import onnx
 
 from fleet.device.errors import EngineError, UserError
 from fleet.device.preprocess import Preprocess
+from tasks.mnn.converter import publish
 from tasks.mnn.onnx_inputs import graph_inputs, parse_shapes
 from tasks.mnn.onnx_job import Job
 from tasks.mnn.onnx_parity import Parity
@@ -110,7 +108,7 @@ def convert_any(
         except EngineError as error:
             unsupported, reason = job.explain(error)
             return _refused(ops, unsupported, reason)
-        _publish(proven.mnn, out)
+        publish(proven.mnn, out)
     return AnyConversion(
         ok=True,
         output=out,
@@ -160,20 +158,3 @@ def _refused(ops: Mapping[str, int], unsupported: Sequence[str], reason: str) ->
 def _op_counts(model: onnx.ModelProto) -> Counter[str]:
     """Operator types of the main graph; other domains as `domain::Type`."""
     return Counter(op_name(node) for node in model.graph.node)
-
-
-def _publish(made: Path, out: Path) -> None:
-    """Copy beside `out`, then rename: a reader sees the old file or the whole new one."""
-    temporary = out.with_name(f".{uuid.uuid4().hex}")  # short: `out` may have the longest name there is
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made, temporary)
-        temporary.replace(out)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise UserError(
-            f"{out}: {error.strerror}",
-            allowed="a file path in a folder one can write to, on a disk with space",
-            next_step="choose another --out",
-        ) from error

@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 
 from tasks.mnn.graph import MnnGraph, MnnOp
-from tasks.mnn.request import ConvertOptions, Int8Layer, int8_layers
+from tasks.mnn.int8_record import Int8Layer, int8_layers
+from tasks.mnn.request import ConvertOptions
 from tasks.mnn.source import Source, element_count
 
 # A model may exceed its expected size by this much before it counts as wrong.

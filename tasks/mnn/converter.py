@@ -8,11 +8,8 @@ through the wheel's command line, which installs packages and uploads arguments.
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import uuid
@@ -23,16 +20,17 @@ from typing import Any
 
 from fleet.device.engine import ENGINE_VERSION, TensorSpec
 from fleet.device.errors import EngineError, UserError
+from fleet.lab.child import run_child
 from tasks.mnn.audit import Audit, audit
 from tasks.mnn.graph import MnnGraph, parse_graph
+from tasks.mnn.half import rounded_to_half
 from tasks.mnn.onnx_read import write_onnx
 from tasks.mnn.request import ConvertOptions, refusals
 from tasks.mnn.source import Source, read_source
 
-__all__ = ["Conversion", "ConvertOptions", "convert", "dump", "supported_ops"]
+__all__ = ["Conversion", "ConvertOptions", "convert", "dump", "publish", "supported_ops"]
 
 _CHILD = Path(__file__).with_name("converter_child.py")
-_MEMORY_BYTES, _FILE_BYTES = 16 << 30, 4 << 30  # of a child: address space, largest file
 _COPIES = 4  # of a model that lie in the temporary folder at once: ONNX, result, and two for its dump
 _UUID = re.compile(rb"\x24\0\0\0([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\0")  # a flatbuffer string
 # Words of failure, looked for in lines that carry no tensor name.
@@ -85,7 +83,7 @@ def convert(onnx: Path, out: Path, options: ConvertOptions | None = None) -> Con
     _refuse(source, refusals(source, options))
     with _scratch(spare_bytes=_COPIES * source.model.ByteSize()) as folder:
         checked, made = folder / "model.onnx", folder / "model.mnn"
-        write_onnx(source.model, checked)
+        write_onnx(rounded_to_half(source) if options.fp16 else source.model, checked)
         said = _run(["convert", *_arguments(checked, made, options)], folder, source.name, options.timeout_s)
         _check_said(source.name, said, made)
         _set_uuid(made, checked, options)
@@ -94,7 +92,7 @@ def convert(onnx: Path, out: Path, options: ConvertOptions | None = None) -> Con
         found = audit(source, dump(made, timeout_s=options.timeout_s), size_bytes, options)
         _refuse(source, list(found.reasons))
         sha256 = hashlib.sha256(made.read_bytes()).hexdigest()
-        _publish(made, out)
+        publish(made, out)
     return Conversion(
         path=out,
         source_sha256=source.sha256,
@@ -141,6 +139,27 @@ def supported_ops() -> frozenset[str]:
     return frozenset(names)
 
 
+def publish(made: Path, out: Path) -> None:
+    """Copy beside `out`, then rename: a reader sees the old file or the whole new one.
+
+    Raises:
+        UserError: `out` cannot be written.
+    """
+    temporary = out.with_name(f".{uuid.uuid4().hex}")  # short: `out` may have the longest name there is
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(made, temporary)
+        temporary.replace(out)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise UserError(
+            f"{out}: {error.strerror}",
+            allowed="a file path in a folder one can write to, on a disk with space",
+            next_step="choose another path for the model",
+        ) from error
+
+
 def _arguments(checked: Path, made: Path, options: ConvertOptions) -> list[str]:
     arguments = ["-f", "ONNX", "--modelFile", str(checked), "--MNNModel", str(made)]
     arguments += ["--bizCode", options.biz_code]
@@ -181,31 +200,10 @@ def _run(command: list[str], folder: Path, model_name: str, timeout_s: float) ->
         EngineError: it hung, crashed or exited with an error.
     """
     who = "the converter" if command[0] == "convert" else "the engine"
-    limits = f"{_MEMORY_BYTES},{_FILE_BYTES},{int(timeout_s) + 60}"
-    argv = [sys.executable, "-P", str(_CHILD), limits, *command]
-    with tempfile.TemporaryFile() as sink:
-        child = subprocess.Popen(
-            argv,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            code = child.wait(timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise EngineError(f"{model_name}: {who} ran past its limit of {timeout_s:g} s") from error
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-        sink.seek(0)
-        said = sink.read().decode("utf-8", "replace")
-    if code != 0:
-        how = f"crashed with {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        raise EngineError(f"{model_name}: {who} {how}", engine_said=_words(said))
-    return said
+    ended = run_child([sys.executable, "-P", str(_CHILD), *command], cwd=folder, timeout_s=timeout_s)
+    if ended.failure:
+        raise EngineError(f"{model_name}: {who} {ended.failure}", engine_said=_words(ended.said))
+    return ended.said
 
 
 def _words(said: str) -> str:
@@ -271,20 +269,3 @@ def _inspect(made: Path, source: Source, timeout_s: float) -> dict[str, Any]:
 
 def _spec(record: dict[str, Any]) -> TensorSpec:
     return TensorSpec(name=record["name"], shape=tuple(record["shape"]), dtype=record["dtype"])
-
-
-def _publish(made: Path, out: Path) -> None:
-    """Copy beside `out`, then rename: a reader sees the old file or the whole new one."""
-    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made, temporary)
-        temporary.replace(out)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise UserError(
-            f"{out}: {error.strerror}",
-            allowed="a file path in a folder one can write to, on a disk with space",
-            next_step="choose another path for the model",
-        ) from error

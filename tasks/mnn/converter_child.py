@@ -1,29 +1,15 @@
 """The only process that loads MNN's converter: a script that `tasks.mnn.converter` runs.
 
-    python converter_child.py LIMITS convert ARGUMENTS...
-    python converter_child.py LIMITS inspect MODEL.mnn RESULT.json
+    python converter_child.py convert ARGUMENTS...
+    python converter_child.py inspect MODEL.mnn RESULT.json
 
-LIMITS is `memory_bytes,file_bytes,cpu_s`. `MNN.tools` must stay out of this process: it installs packages and
+`MNN.tools` must stay out of this process: it installs packages and
 uploads arguments. `_tools` is the converter itself and does neither.
 """
 
-import ctypes
 import json
-import resource
-import signal
 import sys
 from pathlib import Path
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-def _limit(memory_bytes: int, file_bytes: int, cpu_s: int) -> None:
-    if sys.platform == "linux":  # elsewhere the CPU limit ends a child whose parent was killed
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _convert(arguments: list[str]) -> None:
@@ -53,9 +39,8 @@ def _inspect(model: Path, result: Path) -> None:
 
 
 def main() -> None:
-    """Limit this process, then convert or inspect."""
-    limits, mode, *arguments = sys.argv[1:]
-    _limit(*(int(n) for n in limits.split(",")))
+    """Convert or inspect."""
+    mode, *arguments = sys.argv[1:]
     if mode == "convert":
         _convert(arguments)
         return

@@ -12,7 +12,6 @@ reference.
 """
 
 import json
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ import numpy.typing as npt
 from fleet.device.errors import EdgeloopError
 
 Array = npt.NDArray[Any]
-
-_MEMORY_BYTES = 16 << 30  # of address space: a small graph can ask for terabytes
 
 
 def load_feeds(folder: Path, run: dict[str, Any]) -> dict[str, Array]:
@@ -76,24 +73,14 @@ def engine(model: Path, folder: Path, plan: list[dict[str, Any]]) -> None:
                 if session is not None:
                     session.close()
                 session = Session(model, shapes={name: value.shape for name, value in feeds.items()})
-                outputs, trace = session.trace(as_declared(session, feeds))
+                outputs, trace = session.trace(feeds)
                 ops = [(op.name, op.type, op.int8) for op in trace]
             else:
-                outputs = session.run(as_declared(session, feeds))
+                outputs = session.run(feeds)
         except EdgeloopError as error:
             (folder / f"error-{index}.txt").write_text(str(error), encoding="utf-8")
             return
         save_outputs(folder, index, outputs, ops=ops)
-
-
-def as_declared(session: Any, feeds: dict[str, Array]) -> dict[str, Array]:
-    """The feeds in the element types the engine declares: it narrows int64 and bool inputs to int32."""
-    session.resize_if_needed({name: value.shape for name, value in feeds.items()})
-    specs = session.inputs
-    return {
-        name: value.astype(specs[name].dtype) if name in specs and specs[name].dtype != "unknown" else value
-        for name, value in feeds.items()
-    }
 
 
 def bisect(model: Path, folder: Path, plan: list[dict[str, Any]], onnx_path: Path, tolerance: float) -> None:
@@ -108,8 +95,6 @@ def bisect(model: Path, folder: Path, plan: list[dict[str, Any]], onnx_path: Pat
 
 def main() -> None:
     """Dispatch; see the module's docstring."""
-    if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     side, model, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     if side == "bisect":

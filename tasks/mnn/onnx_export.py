@@ -43,21 +43,8 @@ def export_onnx(
         UserError: the model is in training mode, too large or cannot be traced, or the layout is not torch's.
         EngineError: the exporter failed or wrote a graph that the ONNX checker refuses.
     """
-    if preprocess.layout != "NCHW":
-        raise UserError(
-            f"preprocess.layout = {preprocess.layout!r} for a torch model",
-            allowed="NCHW",
-            next_step="set preprocess.layout to NCHW; the engine repacks tensors on its own",
-        )
-    size_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
-    if size_bytes > _LARGEST_BYTES:
-        raise UserError(
-            f"{type(model).__name__} with {size_bytes / 1e9:.1f} GB of weights",
-            allowed="less than 2 GB, the limit of one protobuf file",
-            next_step="choose a smaller architecture",
-        )
+    _check(model, preprocess)
     folded = fold_batch_norms(model).requires_grad_(requires_grad=False)
-    example_NCHW = torch.zeros(preprocess.input_shape)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".part")
     try:
@@ -65,7 +52,7 @@ def export_onnx(
             warnings.simplefilter("ignore")  # the exporter's deprecation and tracer notes, on every call
             torch.onnx.export(
                 folded,
-                (example_NCHW,),
+                (torch.zeros(preprocess.input_shape),),
                 str(temporary),
                 dynamo=False,
                 opset_version=OPSET,
@@ -82,6 +69,23 @@ def export_onnx(
             f"{type(model).__name__} does not export to ONNX opset {OPSET}", engine_said=str(error)
         ) from error
     temporary.replace(path)
+
+
+def _check(model: nn.Module, preprocess: Preprocess) -> None:
+    """Refuse what no graph for a torch model can be written of."""
+    if preprocess.layout != "NCHW":
+        raise UserError(
+            f"preprocess.layout = {preprocess.layout!r} for a torch model",
+            allowed="NCHW",
+            next_step="set preprocess.layout to NCHW; the engine repacks tensors on its own",
+        )
+    size_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
+    if size_bytes > _LARGEST_BYTES:
+        raise UserError(
+            f"{type(model).__name__} with {size_bytes / 1e9:.1f} GB of weights",
+            allowed="less than 2 GB, the limit of one protobuf file",
+            next_step="choose a smaller architecture",
+        )
 
 
 @contextlib.contextmanager

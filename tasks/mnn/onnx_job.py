@@ -1,6 +1,5 @@
 """One conversion of an arbitrary ONNX, from lint to parity, with what is needed to explain its failure."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,15 +10,17 @@ import onnx
 
 from fleet.device.errors import EngineError
 from tasks.mnn.converter import convert
+from tasks.mnn.int8_record import Q_MAX, int8_layers
 from tasks.mnn.onnx_culprit import Culprit, diverging_node, failing_node
 from tasks.mnn.onnx_inputs import BATCHES, graph_inputs
 from tasks.mnn.onnx_lint import Finding, lint
 from tasks.mnn.onnx_parity import DifferenceError, Parity, check_parity, tolerance_for
 from tasks.mnn.onnx_plan import Inputs, Plan, UnprovenError, plan_parity
-from tasks.mnn.onnx_ptq import Q_MAX, Calibration, fold, quantise
+from tasks.mnn.onnx_ptq import Calibration, fold, quantise
 from tasks.mnn.onnx_read import with_shapes, write_onnx
 from tasks.mnn.onnx_rewrite import Rewritten, rewrites
 from tasks.mnn.request import ConvertOptions
+from tasks.mnn.support import unknown_nodes
 
 _MOST_NAMED = 3
 _UNSUPPORTED = re.compile(r"These Op Not Support: ([^;]*)")
@@ -70,7 +71,9 @@ class Job:
         original = self.folder / "original.onnx"
         write_onnx(self.original, original)
         ways = rewrites(self.original)
-        self.findings = lint(with_shapes(ways[0].model))
+        found = lint(with_shapes(ways[0].model))
+        named = {finding.node for finding in found if finding.certain}
+        self.findings = found + [f for f in _unknown(ways[0].model) if f.node not in named]
         if certain := [finding for finding in self.findings if finding.certain]:
             raise EngineError("; ".join(str(finding) for finding in certain[:_MOST_NAMED]))
         if images is not None:
@@ -121,8 +124,8 @@ class Job:
         compression = quantise(self.failed.model, images, self.folder)
         options = replace(self.options, compression=compression, weight_bits=8)
         proven = self._proven(self.failed, plan, options)
-        layers = len(json.loads(compression.read_text(encoding="utf-8"))["algo"][0]["quantParams"]["layer"])
-        said = (f"{layers} layers compute in int8", *([images.warning] if images.warning else []))
+        layers = int8_layers(compression)
+        said = (f"{len(layers)} layers compute in int8", *([images.warning] if images.warning else []))
         return replace(proven, notes=(*proven.notes, *said))
 
     def explain(self, error: EngineError) -> tuple[list[str], str]:
@@ -149,6 +152,14 @@ class Job:
         return failing_node(failed.path, timeout_s=timeout_s)
 
 
+def _unknown(model: onnx.ModelProto) -> list[Finding]:
+    why = "the converter has no such operator"
+    return [
+        Finding(op=node.op_type, node=node.name or node.output[0], why=why, certain=True)
+        for node in unknown_nodes(model)
+    ]
+
+
 def _in_short(said: str) -> str:
     """The engine's words without its greetings, in one line."""
     lines = [line.strip() for line in re.split(r"[\n;]", said) if not _NOISE.search(line)]
@@ -163,8 +174,4 @@ def _batch_sizes(model: onnx.ModelProto) -> tuple[int, ...]:
 
 def _input_ranges(options: ConvertOptions) -> dict[str, float]:
     """Largest |value| of the tensors that int8 layers read: beyond it int8 clamps, which is no error."""
-    if options.compression is None:
-        return {}
-    document = json.loads(options.compression.read_text(encoding="utf-8"))
-    records = [layer["input"][0] for part in document["algo"] for layer in part["quantParams"]["layer"]]
-    return {record["name"]: Q_MAX * float(record["scales"][0]) for record in records}
+    return {layer.input: Q_MAX * layer.input_scale for layer in int8_layers(options.compression)}

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-_STANDARD = ("", "ai.onnx")
+from tasks.mnn.source import ONNX_DOMAINS, constant_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +73,13 @@ Rule = Callable[[Node], str]
 
 def lint(model: onnx.ModelProto) -> list[Finding]:
     """Every finding, in the order of the nodes, subgraphs included."""
-    opset = next(o.version for o in model.opset_import if o.domain in _STANDARD)
+    opset = next(o.version for o in model.opset_import if o.domain in ONNX_DOMAINS)
     nodes = list(_nodes(model.graph))
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in nodes:
-        if node.op_type == "Constant":
-            constants.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+        tensor = constant_tensor(node)
+        if tensor is not None:
+            constants[node.output[0]] = tensor
     ranks = {
         value.name: len(value.type.tensor_type.shape.dim)
         for value in (*model.graph.input, *model.graph.value_info, *model.graph.output)
@@ -102,7 +103,7 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 def _examine(node: Node) -> Iterator[Finding]:
     proto = node.proto
     name = proto.name or (proto.output[0] if proto.output else "")
-    if proto.domain not in _STANDARD:
+    if proto.domain not in ONNX_DOMAINS:
         why = f"belongs to the domain {proto.domain!r}, but the converter reads only the operator's name"
         yield Finding(op=f"{proto.domain}::{proto.op_type}", node=name, why=why, certain=True)
         return
@@ -274,5 +275,4 @@ _SUSPECT: dict[str, tuple[Rule, ...]] = {
     "TopK": (_always("equal values come in another order"),),
     "Where": (_always("an operand that is broadcast is read wrongly"),),
     "Round": (_always("halves do not go to the even neighbour"),),
-    "GroupNormalization": (_always("has no counterpart"),),
 }

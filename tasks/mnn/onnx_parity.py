@@ -8,10 +8,11 @@ import onnx
 
 from fleet.device.errors import EngineError
 from tasks.mnn.compare import Comparison, combine
+from tasks.mnn.int8_record import int8_layers
 from tasks.mnn.onnx_inputs import Shapes
 from tasks.mnn.onnx_plan import Feeds, Plan, Sample, compare_output
-from tasks.mnn.onnx_runs import Done, Planned, run_child
-from tasks.mnn.request import ConvertOptions, int8_layers
+from tasks.mnn.onnx_runs import Done, Planned, run_plan
+from tasks.mnn.request import ConvertOptions
 from tasks.mnn.source import WEIGHTED_OPS
 
 # Two bytes that fresh memory is filled with: who reads before writing sees other values in the second run.
@@ -119,7 +120,7 @@ def check_parity(mnn: Path, plan: Plan, tolerance: Tolerance, *, timeout_s: floa
     planned = [Planned(sample.feeds, fresh) for sample, fresh in order]
     results = []
     for fill in _MALLOC_FILLS:
-        done = run_child("engine", mnn, planned, timeout_s=timeout_s, malloc_fill=fill)
+        done = run_plan("engine", mnn, planned, timeout_s=timeout_s, malloc_fill=fill)
         results += [_judge(sample, one, tolerance) for (sample, _), one in zip(order, done, strict=True)]
     total = combine(results)
     if total.finite_count == 0:

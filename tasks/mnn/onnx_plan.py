@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx
 
 from fleet.device.errors import EngineError
+from fleet.lab.child import PAST_LIMIT
 from tasks.mnn.compare import Comparison, compare
 from tasks.mnn.onnx_inputs import (
     DISTRIBUTIONS,
@@ -28,7 +29,7 @@ from tasks.mnn.onnx_inputs import (
     other_shapes,
     seeded_feeds,
 )
-from tasks.mnn.onnx_runs import PAST_LIMIT, Done, Outputs, Planned, Side, run_child
+from tasks.mnn.onnx_runs import Done, Outputs, Planned, Side, run_plan
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, Array]
@@ -101,7 +102,7 @@ def plan_parity(path: Path, model: onnx.ModelProto, inputs: Inputs, *, timeout_s
     kinds = (*DISTRIBUTIONS, PIXELS) if any(map(_narrows, model.graph.node)) else DISTRIBUTIONS
 
     def run(feeds: Sequence[Feeds], side: Side) -> list[Done]:
-        return run_child(side, path, [Planned(f) for f in feeds], timeout_s=timeout_s)
+        return run_plan(side, path, [Planned(f) for f in feeds], timeout_s=timeout_s)
 
     def attempt(shapes: Shapes) -> tuple[list[Sample], str]:
         drawn = list(_draw(declared, shapes, inputs, kinds, halves=halves))

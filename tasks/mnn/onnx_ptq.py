@@ -17,13 +17,13 @@ import onnxruntime
 from fleet.device.errors import EngineError, UserError
 from fleet.device.preprocess import Layout, Preprocess
 from tasks.data.decode import Decoded, decode
+from tasks.mnn.int8_record import Q_MAX, Int8Layer, fused_activation, parameters
 from tasks.mnn.onnx_inputs import GraphInput
-from tasks.mnn.source import attribute
+from tasks.mnn.source import Source, attribute
 from tasks.progress import track
 
 Array = npt.NDArray[Any]
 
-Q_MAX = 127
 _BINS = 2048
 _CLIPS = np.linspace(0.3, 1.0, 36)  # shares of the largest value that are tried as the end of the range
 _SMALLEST = 1e-6  # of a range: a tensor that is always zero still needs a scale
@@ -152,10 +152,9 @@ def quantise(model: onnx.ModelProto, calibration: Calibration, folder: Path) -> 
     for layer in layers:
         if layer.relu6:  # the engine's fused ReLU6 ends only where int8 ends
             scales[layer.output] = min(scales[layer.output], 6 / Q_MAX)
-    records = [_record(layer, scales) for layer in layers]
+    records = parameters([layer.with_scales(scales) for layer in layers])
     path = folder / "compression.json"
-    document = {"version": "0.0.0", "algo": [{"type": "QUANTIZE", "quantParams": {"layer": records}}]}
-    path.write_text(json.dumps(document, sort_keys=True), encoding="utf-8")
+    path.write_text(json.dumps(records, sort_keys=True), encoding="utf-8")
     return path
 
 
@@ -168,64 +167,46 @@ class _Layer:
     weight_scales: tuple[float, ...]
     relu6: bool
 
+    def with_scales(self, scales: Mapping[str, float]) -> Int8Layer:
+        return Int8Layer(
+            input=self.input,
+            weight=self.weight,
+            output=self.output,
+            input_scale=scales[self.input],
+            output_scale=scales[self.output],
+            weight_scales=self.weight_scales,
+        )
+
 
 def _quantisable(model: onnx.ModelProto) -> list[_Layer]:
     """The convolutions that the engine can compute in int8, but for the first, which reads the picture."""
-    constants = {t.name: t for t in model.graph.initializer}
-    outputs = {o.name for o in model.graph.output}
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    producers = {name: node for node in model.graph.node for name in node.output}
-    for node in model.graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
+    source = Source(name="", model=model, sha256="")
     layers = []
     for node in model.graph.node:
-        if node.op_type != "Conv" or node.input[1] not in constants or node.input[0] not in producers:
+        if node.op_type != "Conv" or node.input[1] not in source.constants:
             continue
-        weight = onnx.numpy_helper.to_array(constants[node.input[1]])
+        if node.input[0] not in source.producers or _reads_pooled(node, source.producers):
+            continue
+        weight = source.value(node.input[1])
         groups = attribute(node, "group", 1)
         depthwise = groups == len(weight) and weight.shape[1] == 1
-        activation = _fused(node, readers, outputs, constants)
+        activation = fused_activation(source, node)
         output = (activation or node).output[0]
-        if (
-            weight.ndim != 4
-            or (groups != 1 and not depthwise)
-            or output in outputs
-            or node.output[0] in outputs
-        ):
-            continue
-        if _reads_pooled(node, producers):
+        ends = {output, node.output[0]} & set(source.outputs)
+        if weight.ndim != 4 or (groups != 1 and not depthwise) or ends:
             continue
         largest = np.abs(weight.reshape(len(weight), -1)).max(axis=1)
-        floor = max(float(largest.max()), 1.0) * _SMALLEST
+        largest = largest if largest.any() else np.ones_like(largest)  # all zero: any scale will do
         layers.append(
             _Layer(
                 input=node.input[0],
                 weight=node.input[1],
                 output=output,
-                weight_scales=tuple(float(v) for v in np.maximum(largest, floor) / Q_MAX),
+                weight_scales=tuple(float(v) for v in largest / Q_MAX),
                 relu6=activation is not None and activation.op_type == "Clip",
             )
         )
     return layers
-
-
-def _fused(
-    conv: onnx.NodeProto,
-    readers: Mapping[str, list[onnx.NodeProto]],
-    outputs: set[str],
-    constants: Mapping[str, onnx.TensorProto],
-) -> onnx.NodeProto | None:
-    """The Relu or Clip(0, 6) that the converter fuses into a convolution."""
-    following = readers.get(conv.output[0], [])
-    if len(following) != 1 or conv.output[0] in outputs:
-        return None
-    node = following[0]
-    if node.op_type == "Relu":
-        return node
-    limits = [constants.get(name) for name in node.input[1:]] if node.op_type == "Clip" else []
-    values = [float(onnx.numpy_helper.to_array(limit)) for limit in limits if limit is not None]
-    return node if values == [0.0, 6.0] else None
 
 
 def _reads_pooled(conv: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto]) -> bool:
@@ -283,15 +264,6 @@ def _best_clip(counts: npt.NDArray[np.float64], largest: float) -> float:
         quantised = np.minimum(np.round(centres / step), Q_MAX) * step
         losses.append(float((counts * (centres - quantised) ** 2).sum()))
     return float(_CLIPS[int(np.argmin(losses))]) * largest
-
-
-def _record(layer: _Layer, scales: Mapping[str, float]) -> dict[str, Any]:
-    clamp = {"bits": 8, "clampMin": -Q_MAX, "clampMax": Q_MAX}
-    return {
-        "input": [{"name": layer.input, "scales": [scales[layer.input]], "zeroPoint": 0, **clamp}],
-        "weight": [{"name": layer.weight, "scales": list(layer.weight_scales), **clamp}],
-        "output": [{"name": layer.output, "scales": [scales[layer.output]], "zeroPoint": 0, **clamp}],
-    }
 
 
 def _session(model: Path | bytes, options: Any) -> Any:

@@ -4,9 +4,6 @@ The children are `tasks/mnn/onnx_child.py`; arrays travel through files in a tem
 """
 
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fleet.lab.child import run_child
+
 Array = npt.NDArray[Any]
 Outputs = dict[str, Array]
-PAST_LIMIT = "ran past its limit"
-"""How the error of a run begins that took too long."""
 Side = Literal["reference", "optimized", "engine"]
 
 
@@ -43,7 +40,7 @@ class Done:
     """Engine, first run of a session only: (name, type, computed in int8) of each operator that executed."""
 
 
-def run_child(
+def run_plan(
     side: Side, model: Path, plan: Sequence[Planned], *, timeout_s: float, malloc_fill: int | None = None
 ) -> list[Done]:
     """Run every entry of `plan`.
@@ -93,34 +90,14 @@ def _write_plan(folder: Path, plan: Sequence[Planned]) -> None:
 def _wait(arguments: Sequence[str], timeout_s: float, malloc_fill: int | None) -> str:
     """Run the child to its end; "" or how it failed."""
     argv = [sys.executable, "-P", "-m", "tasks.mnn.onnx_child", *arguments]
-    env = dict(os.environ, OMP_NUM_THREADS="1")
+    env = {"OMP_NUM_THREADS": "1"}
     if malloc_fill is not None:
         env["MALLOC_PERTURB_"] = str(malloc_fill)
-    with (
-        tempfile.TemporaryFile() as sink,
-        subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        ) as child,
-    ):
-        try:
-            code = child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return f"{PAST_LIMIT} of {timeout_s:g} s"
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-        sink.seek(0)
-        said = sink.read().decode("utf-8", "replace").strip().splitlines()
-    if code == 0:
-        return ""
-    return (
-        f"crashed with {signal.Signals(-code).name}" if code < 0 else f"failed: {said[-1] if said else code}"
-    )
+    ended = run_child(argv, env=env, timeout_s=timeout_s)
+    if not ended.failure.startswith("exited"):
+        return ended.failure
+    said = ended.said.strip().splitlines()
+    return f"failed: {said[-1]}" if said else ended.failure
 
 
 def _read(folder: Path, index: int, end: str) -> Done:

@@ -4,22 +4,16 @@ Left to itself the converter ignores compression parameters it cannot apply, cra
 weights to zero in half precision.
 """
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import onnx
 
 from fleet.device.errors import UserError
-from tasks.mnn.source import ONNX_DOMAINS, WEIGHTED_OPS, Source, attribute, named, op_name
+from tasks.mnn.half import half_refusals
+from tasks.mnn.int8_record import Int8Layer, int8_layers
+from tasks.mnn.source import ONNX_DOMAINS, Source, attribute, named, op_name
 
-_HALF_LOSS = 0.05  # of a weight tensor's norm; rounding to float16 alone costs at most 0.0005
-_ALL_LOST = 0.99  # other constants only count when nothing is left of them: a small epsilon is harmless
-_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
 # Operators through which the converter names a convolution: fused into it, or folded.
 _FOLLOWERS = frozenset({"Relu", "Clip", "BatchNormalization"})
 
@@ -54,46 +48,6 @@ class ConvertOptions:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Int8Layer:
-    """One layer that must compute in int8."""
-
-    output: str
-    """Tensor it writes, after fusion: how the converter finds it."""
-    input_scale: float
-    output_scale: float
-    weight_scales: tuple[float, ...]
-    """One per output channel."""
-
-
-def int8_layers(compression: Path | None) -> tuple[Int8Layer, ...]:
-    """The layers that compression parameters ask for; none without a file.
-
-    Raises:
-        UserError: the file is missing or does not follow MNN_compression.proto.
-    """
-    if compression is None:
-        return ()
-    try:
-        document = json.loads(compression.read_text(encoding="utf-8"))
-        layers = tuple(
-            _layer(record) for algorithm in document["algo"] for record in algorithm["quantParams"]["layer"]
-        )
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"compression parameters {compression}: {type(error).__name__} {error}",
-            allowed="JSON after MNN_compression.proto: int8 layers with an input, a weight and an output",
-            next_step="write it with tasks.mnn.compression",
-        ) from error
-    if not layers:
-        raise UserError(
-            f"compression parameters {compression} name no layer",
-            allowed="at least one int8 layer",
-            next_step="convert without compression parameters, or list the layers",
-        )
-    return layers
-
-
 def refusals(source: Source, options: ConvertOptions) -> list[str]:
     """Reasons why the converter would crash or silently do something else than asked.
 
@@ -110,7 +64,7 @@ def refusals(source: Source, options: ConvertOptions) -> list[str]:
     ]
     reasons += [reason for layer in layers for reason in _int8_refusals(source, layer)]
     if options.fp16:
-        reasons += _half_refusals(source)
+        reasons += half_refusals(source)
     return reasons
 
 
@@ -132,22 +86,6 @@ def _graph_refusals(source: Source) -> list[str]:
     if training:
         reasons.append(f"exported in training mode, call model.eval() first: {named(training)}")
     return reasons
-
-
-def _layer(record: Mapping[str, Any]) -> Int8Layer:
-    sides = [record[side][0] for side in ("input", "weight", "output")]
-    for side in sides:
-        if int(side["bits"]) != 8 or int(side.get("zeroPoint", 0)) != 0:
-            raise ValueError(
-                f"{side['name']!r} has {side['bits']} bits, zero point {side.get('zeroPoint', 0)}"
-            )
-    given, weight, made = sides
-    return Int8Layer(
-        output=str(made["name"]),
-        input_scale=float(given["scales"][0]),
-        output_scale=float(made["scales"][0]),
-        weight_scales=tuple(float(scale) for scale in weight["scales"]),
-    )
 
 
 def _int8_refusals(source: Source, layer: Int8Layer) -> Iterator[str]:
@@ -178,46 +116,3 @@ def _int8_refusals(source: Source, layer: Int8Layer) -> Iterator[str]:
             f"int8 layer {layer.output!r} has {len(layer.weight_scales)} weight scales for {channels} output"
             " channels: the engine would crash"
         )
-
-
-def _half_refusals(source: Source) -> Iterator[str]:
-    """Constants that float16 cannot hold: overflow, or weights below its subnormals."""
-    for node in source.model.graph.node:
-        for name in (name for name in node.input if name in source.constants):
-            tensor = source.constants[name]
-            weight = node.op_type in WEIGHTED_OPS and len(tensor.dims) > 1
-            if tensor.data_type != onnx.TensorProto.FLOAT or not (weight or node.op_type in _ARITHMETIC):
-                continue
-            lost = _half_loss(_folded_weight(source, node, name))
-            if lost > (_HALF_LOSS if weight else _ALL_LOST):
-                yield (
-                    f"float16 loses {lost:.0%} of {name!r} in {op_name(node)} {node.output[0]!r}:"
-                    " its values are outside 6e-8 to 65504"
-                )
-
-
-def _folded_weight(source: Source, node: onnx.NodeProto, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The weights as the converter stores them: with a following BatchNormalization's scale folded in."""
-    weight = source.value(name).astype(np.float64)
-    norm = source.sole_reader(node.output[0])
-    if (
-        node.op_type != "Conv"
-        or name != node.input[1]
-        or norm is None
-        or norm.op_type != "BatchNormalization"
-    ):
-        return weight
-    if not {norm.input[1], norm.input[4]} <= set(source.constants):
-        return weight
-    gamma, variance = (source.value(norm.input[i]).astype(np.float64) for i in (1, 4))
-    epsilon = next((a.f for a in norm.attribute if a.name == "epsilon"), 1e-5)
-    scale = gamma / np.sqrt(variance + epsilon)
-    return weight * scale.reshape(-1, *[1] * (weight.ndim - 1))
-
-
-def _half_loss(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    """Share of a tensor's norm that rounding to float16 loses; 1 on overflow."""
-    norm = float(np.linalg.norm(values))
-    with np.errstate(over="ignore"):
-        lost = float(np.linalg.norm(values - values.astype(np.float16)))
-    return (lost / norm if math.isfinite(lost) else 1.0) if norm > 0 else 0.0

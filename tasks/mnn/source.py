@@ -35,8 +35,9 @@ class Source:
         """Initialisers and the values of Constant nodes by tensor name."""
         found = {tensor.name: tensor for tensor in self.model.graph.initializer}
         for node in self.model.graph.node:
-            if node.op_type == "Constant":
-                found.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+            tensor = constant_tensor(node)
+            if tensor is not None:
+                found[node.output[0]] = tensor
         return found
 
     @cached_property
@@ -112,6 +113,27 @@ def element_count(tensor: onnx.TensorProto) -> int:
 def attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     """An integer attribute of a node."""
     return next((int(a.i) for a in node.attribute if a.name == name), default)
+
+
+def attribute_value(node: onnx.NodeProto, name: str) -> float | None:
+    """A float attribute of a node; None where it is left out."""
+    return next((float(a.f) for a in node.attribute if a.name == name), None)
+
+
+def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The value of a Constant node, numbers as tensors; None for another node, text and sparse values."""
+    if node.op_type != "Constant" or not node.attribute:
+        return None
+    given = node.attribute[0]
+    if given.name == "value":
+        tensor: onnx.TensorProto = given.t
+        return tensor
+    kinds = {"value_float": "float32", "value_floats": "float32", "value_int": "int64", "value_ints": "int64"}
+    if given.name not in kinds:
+        return None
+    value = np.asarray(onnx.helper.get_attribute_value(given), kinds[given.name])
+    made: onnx.TensorProto = onnx.numpy_helper.from_array(value)
+    return made
 
 
 def named(nodes: Iterable[onnx.NodeProto]) -> str:

@@ -6,13 +6,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conversion_models import two_conv_layers, two_convs, write_compression
 
 from fleet.device.errors import EdgeloopError, EngineError, UserError
-from tasks.convert import ConvertParams, convert_all, main
+from tasks.convert import ConvertParams, _op_rows, convert_all, main
 from tasks.mnn.converter import dump
 
 WIDTH = 32
@@ -99,9 +100,18 @@ def test_the_operator_lists_are_written_side_by_side(converted: tuple[Path, dict
     """One row for each variant, list and operator."""
     with (converted[0] / "reports/convert_ops.csv").open(encoding="utf-8") as file:
         rows = [tuple(row.values()) for row in csv.DictReader(file) if row["variant"] == "net-p30-fp32-r8"]
-    assert ("net-p30-fp32-r8", "onnx", "Conv", "3") in rows
-    assert ("net-p30-fp32-r8", "absorbed", "Clip", "1") in rows
-    assert ("net-p30-fp32-r8", "added", "ConvertTensor", "2") in rows
+    assert ("net-p30-fp32-r8", "onnx", "Conv", "3", "") in rows
+    assert ("net-p30-fp32-r8", "absorbed", "Clip", "1", "") in rows
+    assert ("net-p30-fp32-r8", "added", "ConvertTensor", "2", "") in rows
+
+
+def test_operators_of_the_onnx_say_what_they_cost() -> None:
+    """The engine's own operators of the same name have no note: nobody can choose them."""
+    lists = SimpleNamespace(onnx_ops={"Conv": 2, "HardSwish": 1}, ops={"HardSwish": 1}, absorbed={}, added={})
+    rows = list(_op_rows("v", lists))  # type: ignore[arg-type]  # all it reads of an audit
+    assert rows[0] == ("v", "onnx", "Conv", 2, "")
+    assert "ReLU6 instead" in rows[1][-1]
+    assert rows[2] == ("v", "mnn", "HardSwish", 1, "")
 
 
 def _edit(**changes: Any) -> Callable[[Path], object]:

@@ -11,7 +11,7 @@ import torch
 from fleet.device.errors import UserError
 from fleet.device.preprocess import Preprocess
 from tasks.export import OUT, ExportParams, Variants, export
-from tasks.mnn.request import int8_layers
+from tasks.mnn.int8_record import int8_layers
 from tasks.nn.arch import Architecture
 from tasks.nn.calibrate import calibrate
 from tasks.nn.checkpoint import Checkpoint

@@ -180,6 +180,7 @@ def test_other_float_widths_are_cast(models, dtype):
         ("conv", {"x": IMAGE.astype(np.complex64)}, "input x with dtype complex64.*float32"),
         ("gather", {"i": np.float32([1, 2, 3])}, "input i with dtype float32.*int32"),
         ("gather", {"i": np.int64([1, 2, 2**40])}, "input i with dtype int64.*int32"),
+        ("conv", {"x": np.full(IMAGE.shape, 1e39)}, "input x with dtype float64.*float32"),
         ("bytes", {"x": np.full((1, 3, 4, 4), 256, np.int32)}, "input x with dtype int32.*uint8"),
         ("bytes", {"x": np.zeros((1, 3, 4, 4), np.float32)}, "input x with dtype float32.*uint8"),
         ("conv", {"x": np.zeros((0, 3, 8, 8), np.float32)}, r"shape \(0, 3, 8, 8\).*positive"),

@@ -270,6 +270,16 @@ def test_a_model_without_convolutions_cannot_be_int8(tmp_path):
     assert "no convolution" in result.reason
 
 
+def test_unknown_operators_are_named_before_the_converter_runs(tmp_path, monkeypatch):
+    """All of them, with their nodes; the converter would write no file for them, and say success."""
+    nodes = [node("Mish", "x", "t"), node("Relu", "t", "u"), node("IsNaN", "u", "y")]
+    model = graph(nodes, [IMAGE], [("y", IMAGE[1], TensorProto.BOOL)], opset=18)
+    monkeypatch.setattr("tasks.mnn.onnx_job.convert", lambda *_: pytest.fail("the converter was started"))
+    result = convert_any(save(model, tmp_path / "m.onnx"), tmp_path / "m.mnn")
+    assert result.unsupported == ["IsNaN", "Mish"]
+    assert "Mish 'Mish_t': the converter has no such operator; IsNaN 'IsNaN_y'" in result.reason
+
+
 def test_foreign_operators_are_counted_with_their_domain(tmp_path):
     """The histogram keeps domain and name apart."""
     model = graph([node("Relu", "x", "t"), node("Relu", "t", "y", domain="my.ops")], [IMAGE], [("y", None)])

@@ -23,7 +23,6 @@ from tasks.mnn.audit import audit, expected_size_bytes
 from tasks.mnn.converter import ConvertOptions, convert, dump
 from tasks.mnn.graph import MnnGraph
 from tasks.mnn.source import Source, read_source
-from tasks.mnn.support import op_support, unsupported
 
 CASES = Path(__file__).resolve().parents[3] / ".." / "shared" / "cases"
 
@@ -289,26 +288,3 @@ def test_published_faults_that_the_graph_or_the_converter_shows(name: str, tmp_p
     with pytest.raises(EngineError, match=REFUSED[name]):
         convert(case / "model.onnx", out, options)
     assert not out.exists()
-
-
-def test_operators_are_audited_before_training(tmp_path: Path) -> None:
-    """Unsupported operators come first; Hardswish is listed with its cost and its replacement."""
-    nodes = [
-        node("Conv", ["x", "w"], "c"),
-        node("HardSwish", ["c"], "h"),
-        node("GroupNormalization", ["h", "s", "s"], "g", num_groups=2),
-        node("HardSwish", ["g"], "y"),
-    ]
-    constants = {"w": conv_weight(np.random.default_rng(0), 4, 3), "s": np.ones(4, np.float32)}
-    onnx = write_model(
-        tmp_path / "m.onnx", nodes, constants, inputs={"x": [1, 3, 8, 8]}, outputs=["y"], opset=21
-    )
-    rows = op_support(onnx)
-    assert [(row.op, row.count, row.support) for row in rows] == [
-        ("GroupNormalization", 1, "unknown"),
-        ("Conv", 1, "runs"),
-        ("HardSwish", 2, "runs"),
-    ]
-    assert [row.int8 for row in rows] == [False, True, False]
-    assert "ReLU6" in rows[2].note
-    assert unsupported(rows) == {"GroupNormalization": 1}

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 
 from fleet.device.errors import EngineError
 from tasks.mnn.compression import compression
-from tasks.mnn.request import int8_layers
+from tasks.mnn.int8_record import int8_layers
 from tasks.nn.quantized import LayerScales
 
 

@@ -21,7 +21,7 @@ from tasks.mnn.onnx_inputs import (
 )
 from tasks.mnn.onnx_parity import DifferenceError, Tolerance, check_parity, tolerance_for
 from tasks.mnn.onnx_plan import Inputs, UnprovenError, compare_output, plan_parity
-from tasks.mnn.onnx_runs import Planned, run_child
+from tasks.mnn.onnx_runs import Planned, run_plan
 from tasks.mnn.request import ConvertOptions
 
 EXACT = Tolerance(max_rel_error=1e-4)
@@ -71,12 +71,24 @@ def test_a_crash_or_a_hang_of_a_child_is_an_error_of_its_runs(dynamic, tmp_path)
     _, _, mnn, plan = dynamic
     feeds = plan.samples[0][0].feeds
     (tmp_path / "bad.mnn").write_bytes(os.urandom(2000))
-    (bad,) = run_child("engine", tmp_path / "bad.mnn", [Planned(feeds)], timeout_s=60)
+    (bad,) = run_plan("engine", tmp_path / "bad.mnn", [Planned(feeds)], timeout_s=60)
     assert bad.outputs is None
     assert bad.error
-    (late,) = run_child("engine", mnn, [Planned(feeds)], timeout_s=0.01)
+    (late,) = run_plan("engine", mnn, [Planned(feeds)], timeout_s=0.01)
     assert late.outputs is None
     assert "past its limit" in late.error
+
+
+def test_an_input_that_the_engine_cannot_hold_is_an_error_of_its_run(tmp_path):
+    """int64 narrows to int32 where its values fit; beyond, the run fails instead of wrapping around."""
+    model = graph([node("Abs", "x", "y")], [("x", [3], TensorProto.INT64)], [("y", [3], TensorProto.INT64)])
+    convert(save(model, tmp_path / "m.onnx"), tmp_path / "m.mnn")
+    runs = [Planned({"x": np.array([-7, 5, most])}) for most in (1000, 2**31)]
+    held, wide = run_plan("engine", tmp_path / "m.mnn", runs, timeout_s=60)
+    assert held.outputs is not None
+    assert held.outputs["y"].tolist() == [7, 5, 1000]
+    assert wide.outputs is None
+    assert "int64" in wide.error
 
 
 def test_a_reference_that_disagrees_with_itself_is_none(tmp_path):
