@@ -70,8 +70,9 @@ class PruneParams(FitConfig):
     """Rounds of pruning and fine-tuning, evenly from 20 % to the target; None: from 20 % in steps of 10 %."""
     epochs: int = Field(default=10, ge=1)
     """Epochs of fine-tuning in each round."""
-    learning_rate: float = Field(default=2e-4, gt=0)
-    """Peak rate of AdamW: a tenth of the rate the parent was trained with."""
+    learning_rate: float = Field(default=2e-3, gt=0)
+    """Peak rate of AdamW: the rate the parent was trained with (learning-rate rewinding, arXiv 2003.02389).
+    A tenth of it, as for fine-tuning on new data, recovers too little in a few epochs."""
     warmup_epochs: float = Field(default=0.0, ge=0)
     round_to: int = Field(default=8, ge=1)
     """Widths become multiples of this; engines pack channels by 4, 8 or 16."""

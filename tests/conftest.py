@@ -1,11 +1,21 @@
-"""Session fixtures: clones of this working tree, and the preset `tiny` built once through the whole graph."""
+"""Session fixtures: clones of this working tree, and the presets `tiny` and `digits` built once."""
 
 import json
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from clones import TinyBuild, clone_repository, edgeloop
+from clones import TinyBuild, clone_repository, edgeloop, environment
+
+_DIGITS = pytest.StashKey[subprocess.Popen[str]]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the digits build come last: it takes minutes and runs beside all others."""
+    items.sort(key=lambda item: "digits_build" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +31,38 @@ def tiny_build(make_clone: Callable[[], Path]) -> TinyBuild:
     done = edgeloop(clone, "build", "--preset", "tiny", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     return TinyBuild(clone, json.loads(done.stdout), done.stderr)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _digits_in_the_background(
+    request: pytest.FixtureRequest, make_clone: Callable[[], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Start `edgeloop build --json` with the first test of a session that has tests of it."""
+    wanted = any("digits_build" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    if not wanted:
+        yield
+        return
+    clone, log = make_clone(), tmp_path_factory.mktemp("digits") / "log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows", "build", "--json"],
+            cwd=clone,
+            env=environment(clone),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    request.config.stash[_DIGITS] = process
+    yield
+    if process.poll() is None:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.fixture(scope="session")
+def digits_build(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What `edgeloop build --json` printed in a fresh clone: the default, on the embedded digits."""
+    process = request.config.stash[_DIGITS]
+    printed, _ = process.communicate()
+    assert process.returncode in (0, 1), "the build failed; its words are in the session's folder digits0"
+    return dict(json.loads(printed))
