@@ -74,8 +74,10 @@ class Plan:
     def divided(self) -> tuple["Plan", "Plan | None"]:
         """The samples of a range that a model may be made for, and the raw pixels if there are any."""
         usual = tuple(tuple(s for s in group if s.kind != PIXELS) for group in self.samples)
-        far = tuple(tuple(s for s in group if s.kind == PIXELS) for group in self.samples)
-        return replace(self, samples=usual), replace(self, samples=far) if all(far) else None
+        far = [tuple(s for s in group if s.kind == PIXELS) for group in self.samples]
+        tried = [(shapes, group) for shapes, group in zip(self.shapes, far, strict=True) if group]
+        pixels = Plan(shapes=tuple(s for s, _ in tried), samples=tuple(g for _, g in tried))
+        return replace(self, samples=usual), pixels if tried else None
 
     def constant_outputs(self) -> list[str]:
         """Outputs that no input changes, such as the zero logits of an untrained head: they prove little."""

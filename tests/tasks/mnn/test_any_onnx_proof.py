@@ -9,6 +9,7 @@ from PIL import Image
 from fleet.device.errors import UserError
 from fleet.device.preprocess import Preprocess
 from tasks.mnn.any_onnx import convert_any
+from tasks.mnn.request import ConvertOptions
 
 INT64, DOUBLE = TensorProto.INT64, TensorProto.DOUBLE
 IMAGE = [1, 3, 16, 16]
@@ -62,7 +63,19 @@ def test_real_images_show_what_range_pixels_have(tmp_path):
     assert "raw pixels" not in refused.reason
 
 
-def test_raw_pixels_do_not_refuse_what_computes_right(tmp_path):
+@pytest.mark.parametrize("options", [{"fp16": True}, {"weight_bits": 8}], ids=str)
+def test_an_overflow_is_found_in_fewer_bits_too(options, tmp_path):
+    """Only float32 tells it from rounding, so it is looked for there."""
+    nodes = [node("Conv", "x w", "t", pads=[1, 1, 1, 1]), node("Softplus", "t", "y")]
+    model = graph(nodes, [("x", IMAGE)], [("y", None)], {"w": weights(8, 3, 3, 3)})
+    result = _convert(model, tmp_path, options=ConvertOptions(**options))
+    assert not result.ok
+    assert "for raw pixels of 0 to 255" in result.reason
+    assert result.unsupported == ["Softplus"]
+
+
+@pytest.mark.parametrize("options", [{}, {"fp16": True}, {"weight_bits": 8}], ids=str)
+def test_raw_pixels_do_not_refuse_what_computes_right(options, tmp_path):
     """A network with a softmax at its end saturates on raw pixels, and still agrees."""
     nodes = [
         node("Conv", "x w", "t", pads=[1, 1, 1, 1]),
@@ -73,7 +86,8 @@ def test_raw_pixels_do_not_refuse_what_computes_right(tmp_path):
         node("Softmax", "l", "y"),
     ]
     constants = {"w": weights(16, 3, 3, 3), "v": weights(16, 10)}
-    result = _convert(graph(nodes, [("x", IMAGE)], [("y", [1, 10])], constants), tmp_path)
+    model = graph(nodes, [("x", IMAGE)], [("y", [1, 10])], constants)
+    result = _convert(model, tmp_path, options=ConvertOptions(**options))
     assert result.ok, result.reason
 
 
