@@ -15,12 +15,12 @@ import onnx
 
 from fleet.device.errors import EngineError, UserError
 from fleet.device.preprocess import Preprocess
+from tasks.mnn.calibration import open_calibration
 from tasks.mnn.converter import publish
 from tasks.mnn.onnx_inputs import graph_inputs, parse_shapes
 from tasks.mnn.onnx_job import Job
 from tasks.mnn.onnx_parity import Parity
 from tasks.mnn.onnx_plan import Inputs
-from tasks.mnn.onnx_ptq import open_calibration
 from tasks.mnn.onnx_read import read_onnx
 from tasks.mnn.request import ConvertOptions
 from tasks.mnn.source import op_name

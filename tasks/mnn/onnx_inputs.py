@@ -1,22 +1,18 @@
-"""Inputs for proving a conversion when only the ONNX is known: which shapes to run at, and which values.
+"""The inputs that a graph declares, and the shapes to run it at.
 
-A graph that is right on one lucky input proves little. So every input is drawn from several distributions,
-and a graph that declares a dynamic axis is run at two sizes of that axis.
+A graph that declares a dynamic axis is run at two sizes of that axis.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 from fleet.device.errors import UserError
 
-Array = npt.NDArray[Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
 # Sizes tried for dynamic axes until the graph runs: (pixels of a spatial axis, length of another).
@@ -26,8 +22,7 @@ _GROWTHS = ((32, 64), (32, 32), (1, 2), (64, 64), (160, 160), (-32, -32))
 _LENGTHENINGS = (8, -1)
 BATCHES = (1, 3)
 """Batch sizes that a dynamic batch axis is run at."""
-_FLOATS = ("float16", "float32", "float64")
-_INTEGER_LIMITS = (2, 1, 4, 8)  # exclusive upper bounds: small enough to be valid indices of small axes
+FLOATS = ("float16", "float32", "float64")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +56,7 @@ def graph_inputs(model: onnx.ModelProto) -> tuple[GraphInput, ...]:
                 next_step="export the model again with declared input shapes",
             )
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)).name
-        if dtype not in (*_FLOATS, "int8", "uint8", "int32", "int64", "bool"):
+        if dtype not in (*FLOATS, "int8", "uint8", "int32", "int64", "bool"):
             raise UserError(
                 f"input {value.name!r} has dtype {dtype}",
                 allowed="float16, float32, float64, int8, uint8, int32, int64, bool",
@@ -226,61 +221,3 @@ def _bad_shape(got: str, inputs: Sequence[GraphInput]) -> UserError:
         allowed=f"extents that fit {declared}",
         next_step="give --shape name=1,3,224,224, once for each size to prove, for every dynamic input",
     )
-
-
-# The distributions, by name. The plain ones are what a model expects; `ties` has equal values, `small` shows
-# an epsilon that was lost, `wide` saturates. Values beyond about 80 are left out: the engine's exponential
-# ends there.
-PLAIN = ("normal", "unit", "negative")
-DISTRIBUTIONS = (*PLAIN, "ties", "wide", "small")
-PIXELS = "pixels"
-"""A distribution for graphs that narrow to 8 bits: 0 to 255."""
-# Ties keep off zero and halves, where engines may round either way, unless a graph rounds.
-_TIE_STEP, _TIE_SHIFT, _HALF_STEP = 0.37, 0.05, 0.5
-
-
-def seeded_feeds(
-    inputs: Sequence[GraphInput], shapes: Shapes, distribution: str, seed: int, *, halves: bool = False
-) -> dict[str, Array]:
-    """One set of inputs.
-
-    Args:
-        inputs: What the graph declares.
-        shapes: Extents of every input.
-        distribution: A member of DISTRIBUTIONS, or PIXELS; of integers and booleans the limits vary.
-        seed: Same seed, same values.
-        halves: Let `ties` be multiples of one half, for graphs that round.
-    """
-    number = (*DISTRIBUTIONS, PIXELS).index(distribution)
-    rng = np.random.default_rng([seed, number])
-    ties = (_HALF_STEP, 0.0) if halves else (_TIE_STEP, _TIE_SHIFT)
-    return {
-        g.name: _floats(rng, shapes[g.name], distribution, ties).astype(g.dtype)
-        if g.dtype in _FLOATS
-        else _integers(rng, shapes[g.name], g.dtype, number)
-        for g in inputs
-    }
-
-
-def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, number: int) -> Array:
-    if dtype == "bool":
-        return rng.random(shape) < (0.5, 0.1, 0.9)[number % 3]
-    if dtype in {"uint8", "int8"}:  # pixels, never indices
-        limits = np.iinfo(dtype)
-        return rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
-    return rng.integers(0, _INTEGER_LIMITS[number % len(_INTEGER_LIMITS)], shape).astype(dtype)
-
-
-def _floats(
-    rng: np.random.Generator, shape: tuple[int, ...], distribution: str, ties: tuple[float, float]
-) -> Array:
-    draw: dict[str, Callable[[], Array]] = {
-        "normal": lambda: rng.standard_normal(shape),
-        "unit": lambda: rng.random(shape),
-        "negative": lambda: -rng.random(shape),
-        "ties": lambda: rng.integers(-5, 6, shape) * ties[0] + ties[1],
-        "wide": lambda: 10 * rng.standard_normal(shape),
-        "small": lambda: 0.01 * rng.standard_normal(shape),
-        PIXELS: lambda: rng.integers(0, 256, shape),
-    }
-    return np.asarray(draw[distribution]())

@@ -9,20 +9,24 @@ from pathlib import Path
 import onnx
 
 from fleet.device.errors import EngineError
+from tasks.mnn.calibration import Calibration
 from tasks.mnn.converter import convert
 from tasks.mnn.int8_record import Q_MAX, int8_layers
+from tasks.mnn.onnx_axes import UnprovenError
 from tasks.mnn.onnx_culprit import Culprit, diverging_node, failing_node
 from tasks.mnn.onnx_inputs import BATCHES, graph_inputs
+from tasks.mnn.onnx_limits import limits
 from tasks.mnn.onnx_lint import Finding, lint
 from tasks.mnn.onnx_parity import DifferenceError, Parity, check_parity, tolerance_for
-from tasks.mnn.onnx_plan import Inputs, Plan, UnprovenError, plan_parity
-from tasks.mnn.onnx_ptq import Calibration, fold, quantise
+from tasks.mnn.onnx_plan import Inputs, Plan, plan_parity
+from tasks.mnn.onnx_ptq import fold, quantisable, quantise
 from tasks.mnn.onnx_read import with_shapes, write_onnx
 from tasks.mnn.onnx_rewrite import Rewritten, rewrites
 from tasks.mnn.request import ConvertOptions
 from tasks.mnn.support import unknown_nodes
 
 _MOST_NAMED = 3
+_MOST_PROVING = 32  # images that an int8 model is proven on
 _UNSUPPORTED = re.compile(r"These Op Not Support: ([^;]*)")
 _NOISE = re.compile(r"The device supports|Start to|ONNX Model|^\s*$")
 
@@ -83,14 +87,13 @@ class Job:
         inputs = replace(inputs, largest=_input_ranges(self.options))
         plan = plan_parity(original, self.original, inputs, timeout_s=self.options.timeout_s)
         proven, attempt = self._first_proven(ways, plan)
+        said = [*plan.notes, *limits(attempt.model)]
         if constant := plan.constant_outputs():
-            note = f"outputs that are the same for every input prove little: {', '.join(constant)}"
-            proven = replace(proven, notes=(*proven.notes, note))
+            said.append(f"outputs that are the same for every input prove little: {', '.join(constant)}")
+        proven = replace(proven, notes=(*proven.notes, *said))
         if not int8 or images is None:
             return proven
-        only_images = replace(inputs, only_images=True)
-        plan = plan_parity(original, self.original, only_images, timeout_s=self.options.timeout_s)
-        return self._quantised(attempt, images, plan, proven.notes)
+        return self._quantised(attempt, images, inputs, proven.notes)
 
     def _first_proven(self, ways: Sequence[Rewritten], plan: Plan) -> tuple[Proven, Attempt]:
         """The first way that converts and computes the same; the first way's error when there is none."""
@@ -112,20 +115,38 @@ class Job:
         return Attempt(path=path, mnn=mnn, model=with_shapes(way.model), notes=way.notes)
 
     def _proven(self, attempt: Attempt, plan: Plan, options: ConvertOptions) -> Proven:
+        usual, far = plan.divided()
+        if far is not None and (options.fp16 or options.weight_bits is not None):
+            # In fewer bits, rounding alone moves a saturated softmax: what overflows is told in float32.
+            exact = ConvertOptions(timeout_s=options.timeout_s)
+            convert(attempt.path, attempt.mnn, exact)
+            check_parity(attempt.mnn, far, tolerance_for(attempt.model, exact), timeout_s=options.timeout_s)
+            plan = usual
         convert(attempt.path, attempt.mnn, options)
         tolerance = tolerance_for(attempt.model, options)
         parity = check_parity(attempt.mnn, plan, tolerance, timeout_s=options.timeout_s)
         return Proven(mnn=attempt.mnn, parity=parity, notes=attempt.notes)
 
-    def _quantised(self, attempt: Attempt, images: Calibration, plan: Plan, notes: tuple[str, ...]) -> Proven:
-        """The same model in int8, after it was proven in float: what fails there fails here."""
+    def _quantised(
+        self, attempt: Attempt, images: Calibration, inputs: Inputs, notes: tuple[str, ...]
+    ) -> Proven:
+        """The same model in int8, after it was proven in float: what fails there fails here.
+
+        Its scales are measured on some of the images, and it is proven on others.
+        """
         folded = fold(attempt.path, self.folder / "folded.onnx")
         self.failed = self._attempt("int8", Rewritten(model=folded, notes=notes))
-        compression = quantise(self.failed.model, images, self.folder)
+        layers = quantisable(self.failed.model)
+        sizes = _batch_sizes(self.original)
+        split = images.split(max(sizes))
+        compression = quantise(self.failed.model, layers, split.measured, self.folder)
+        unseen = [feeds for size in sizes for feeds in split.kept.feeds(size, _MOST_PROVING)]
+        inputs = replace(inputs, images=unseen, only_images=True)
+        timeout_s = self.options.timeout_s
+        plan = plan_parity(self.folder / "original.onnx", self.original, inputs, timeout_s=timeout_s)
         options = replace(self.options, compression=compression, weight_bits=8)
         proven = self._proven(self.failed, plan, options)
-        layers = int8_layers(compression)
-        said = (f"{len(layers)} layers compute in int8", *([images.warning] if images.warning else []))
+        said = (f"{len(layers)} layers compute in int8", *([split.warning] if split.warning else []))
         return replace(proven, notes=(*proven.notes, *said))
 
     def explain(self, error: EngineError) -> tuple[list[str], str]:

@@ -179,11 +179,13 @@ def _resize(node: Node) -> str:
 
 
 def _flattening(node: Node) -> str:
-    axis = node.attribute("axis", 1)
+    axis = node.attribute("axis", 1 if node.opset < 13 else -1)
     if node.opset < 13 and node.rank is not None and axis not in (-1, node.rank - 1):
         return (
             f"of opset {node.opset} flattens all axes from {axis} on; the converter takes axis {axis} alone"
         )
+    if node.opset >= 13 and node.rank is not None and axis not in (-1, node.rank - 1):
+        return "over an axis that is not the last overflows where its input leaves -80 to 80"
     return ""
 
 

@@ -4,8 +4,8 @@ The reference is ONNX Runtime without graph optimisations, which evaluates the g
 optimisations it must agree with itself, or there is no reference.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from fleet.device.errors import EngineError
 from fleet.lab.child import PAST_LIMIT
-from tasks.mnn.compare import Comparison, compare
-from tasks.mnn.onnx_inputs import (
+from tasks.mnn.onnx_axes import UnprovenError, as_text, check_declared
+from tasks.mnn.onnx_compare import compare_output
+from tasks.mnn.onnx_draws import (
     DISTRIBUTIONS,
     PIXELS,
     PLAIN,
+    ZEROS,
+    extra_kinds,
+    seeded_feeds,
+)
+from tasks.mnn.onnx_inputs import (
     GraphInput,
     Shapes,
     explicit_shapes,
@@ -27,20 +32,17 @@ from tasks.mnn.onnx_inputs import (
     graph_inputs,
     is_dynamic,
     other_shapes,
-    seeded_feeds,
 )
+from tasks.mnn.onnx_limits import index_inputs
 from tasks.mnn.onnx_runs import Done, Outputs, Planned, Side, run_plan
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, Array]
 
-_INFINITE = 1e30  # the engine writes large numbers where ONNX says infinity
+IMAGES = "images"
+"""The kind of a sample that was made from real pictures."""
 _AMBIGUOUS = 1e-2  # two answers of ONNX Runtime further apart than this are no rounding
 _ROUNDING = frozenset({"Round", "QuantizeLinear"})  # halves go to the even neighbour
-
-
-class UnprovenError(EngineError):
-    """The ONNX itself is at fault: it does not run, or not as it declares."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,15 @@ class Sample:
 
     feeds: Feeds
     want: Outputs
-    plain: bool
-    """Whether the inputs are of an ordinary kind, so that even infinities must agree."""
+    kind: str
+    """The distribution the inputs were drawn from, or `images`."""
+    rounding: Mapping[str, float] = field(default_factory=dict)
+    """By output, how far ONNX Runtime is from itself with optimisations, in units of the output's range."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the inputs are of an ordinary kind, so that even infinities must agree."""
+        return self.kind in (*PLAIN, IMAGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +68,16 @@ class Plan:
 
     shapes: tuple[Shapes, ...]
     samples: tuple[tuple[Sample, ...], ...]
+    notes: tuple[str, ...] = ()
+    """What is declared wrongly in the ONNX and computed rightly all the same."""
+
+    def divided(self) -> tuple["Plan", "Plan | None"]:
+        """The samples of a range that a model may be made for, and the raw pixels if there are any."""
+        usual = tuple(tuple(s for s in group if s.kind != PIXELS) for group in self.samples)
+        far = [tuple(s for s in group if s.kind == PIXELS) for group in self.samples]
+        tried = [(shapes, group) for shapes, group in zip(self.shapes, far, strict=True) if group]
+        pixels = Plan(shapes=tuple(s for s, _ in tried), samples=tuple(g for _, g in tried))
+        return replace(self, samples=usual), pixels if tried else None
 
     def constant_outputs(self) -> list[str]:
         """Outputs that no input changes, such as the zero logits of an untrained head: they prove little."""
@@ -99,18 +118,22 @@ def plan_parity(path: Path, model: onnx.ModelProto, inputs: Inputs, *, timeout_s
     """
     declared = graph_inputs(model)
     halves = any(node.op_type in _ROUNDING for node in model.graph.node)
-    kinds = (*DISTRIBUTIONS, PIXELS) if any(map(_narrows, model.graph.node)) else DISTRIBUTIONS
+    indices = index_inputs(model)
 
     def run(feeds: Sequence[Feeds], side: Side) -> list[Done]:
         return run_plan(side, path, [Planned(f) for f in feeds], timeout_s=timeout_s)
 
+    def draw(shapes: Shapes, kind: str, seed: int) -> Feeds:
+        feeds = seeded_feeds(declared, shapes, kind, seed, halves=halves, indices=indices)
+        return {name: _scaled(value, (inputs.largest or {}).get(name)) for name, value in feeds.items()}
+
     def attempt(shapes: Shapes) -> tuple[list[Sample], str]:
-        drawn = list(_draw(declared, shapes, inputs, kinds, halves=halves))
+        drawn = list(_draw(declared, shapes, inputs, extra_kinds(model, declared, shapes), draw))
         done = run([feeds for feeds, _ in drawn], "reference")
         samples = [
-            Sample(feeds=feeds, want=one.outputs, plain=plain)
-            for (feeds, plain), one in zip(drawn, done, strict=True)
-            if one.outputs is not None
+            Sample(feeds=feeds, want=one.outputs, kind=kind)
+            for (feeds, kind), one in zip(drawn, done, strict=True)
+            if one.outputs is not None and not (kind == ZEROS and _has_nan(one.outputs))
         ]
         if done[0].error.startswith(PAST_LIMIT):  # another shape would take as long again
             raise UnprovenError(f"no reference at {as_text(shapes)}: ONNX Runtime {done[0].error}")
@@ -118,35 +141,41 @@ def plan_parity(path: Path, model: onnx.ModelProto, inputs: Inputs, *, timeout_s
 
     of_images = [{name: value.shape for name, value in feeds.items()} for feeds in inputs.images[:1]]
     candidates = [*of_images, *first_shapes(declared, model)]
-    groups = _choose_shapes(declared, candidates, inputs.shapes, attempt)
-    for _, samples in groups:
-        _check_reference(samples, run([s.feeds for s in samples], "optimized"))
-    _check_declared(model, declared, groups)
-    return Plan(shapes=tuple(s for s, _ in groups), samples=tuple(tuple(g) for _, g in groups))
+    groups = [
+        (shapes, _agreed(samples, run([s.feeds for s in samples], "optimized")))
+        for shapes, samples in _choose_shapes(declared, candidates, inputs.shapes, attempt)
+    ]
+    taken = [(s, {name: {x.want[name].shape for x in g} for name in g[0].want}) for s, g in groups]
+    notes = check_declared(model, declared, taken)
+    return Plan(
+        shapes=tuple(s for s, _ in groups), samples=tuple(tuple(g) for _, g in groups), notes=tuple(notes)
+    )
 
 
 def _draw(
-    declared: Sequence[GraphInput], shapes: Shapes, inputs: Inputs, kinds: Sequence[str], *, halves: bool
-) -> Iterable[tuple[Feeds, bool]]:
-    """Input sets at one shape, each with whether it is of a plain kind."""
+    declared: Sequence[GraphInput],
+    shapes: Shapes,
+    inputs: Inputs,
+    extras: Sequence[str],
+    draw: Callable[[Shapes, str, int], Feeds],
+) -> Iterable[tuple[Feeds, str]]:
+    """Input sets at one shape, each with its kind; real pictures show what range pixels have."""
     fitting = [f for f in inputs.images if all(f[g.name].shape == tuple(shapes[g.name]) for g in declared)]
-    for feeds in fitting[: inputs.runs]:
-        yield feeds, True
+    for feeds in fitting[: None if inputs.only_images else inputs.runs]:
+        yield feeds, IMAGES
     if fitting and inputs.only_images:
         return
-    for k in range(inputs.runs + len(kinds) - len(DISTRIBUTIONS)):
-        kind, round_number = kinds[k % len(kinds)], k // len(kinds)
-        feeds = seeded_feeds(declared, shapes, kind, inputs.seed + round_number, halves=halves)
-        yield (
-            {name: _scaled(value, (inputs.largest or {}).get(name)) for name, value in feeds.items()},
-            kind in PLAIN,
-        )
+    for k in range(inputs.runs):
+        round_number, number = divmod(k, len(DISTRIBUTIONS))
+        kind = DISTRIBUTIONS[number]
+        yield draw(shapes, kind, inputs.seed + round_number), kind
+    for kind in extras:
+        if kind != PIXELS or not (inputs.images or inputs.largest):
+            yield draw(shapes, kind, inputs.seed), kind
 
 
-def _narrows(node: onnx.NodeProto) -> bool:
-    """Whether it casts to 8 bits."""
-    narrow = {onnx.TensorProto.UINT8, onnx.TensorProto.INT8}
-    return node.op_type == "Cast" and any(a.name == "to" and a.i in narrow for a in node.attribute)
+def _has_nan(outputs: Outputs) -> bool:
+    return any(value.dtype.kind == "f" and np.isnan(value).any() for value in outputs.values())
 
 
 def _scaled(value: Array, largest: float | None) -> Array:
@@ -204,81 +233,28 @@ def _attempt_all(
     )
 
 
-def as_text(shapes: Shapes) -> str:
-    """Shapes as a user would write them."""
-    return " ".join(f"{name}={','.join(map(str, shape))}" for name, shape in shapes.items())
+def _agreed(samples: Sequence[Sample], again: Sequence[Done]) -> list[Sample]:
+    """ONNX Runtime must agree with itself: a graph it reads in two ways, or a random one, proves nothing.
 
-
-def _check_reference(samples: Sequence[Sample], again: Sequence[Done]) -> None:
-    """ONNX Runtime must agree with itself: a graph it reads in two ways, or a random one, proves nothing."""
+    Returns:
+        The samples with how far it is from itself; a special one that it fails on is left out.
+    """
+    kept = []
     for sample, done in zip(samples, again, strict=True):
+        usual = sample.kind in DISTRIBUTIONS or sample.kind == IMAGES
         if done.outputs is None:
-            raise UnprovenError(f"no reference: ONNX Runtime with optimisations {done.error}")
-        for name, want in sample.want.items():
-            error = compare_output(done.outputs[name], want, plain=False).max_rel_error
+            if usual:
+                raise UnprovenError(f"no reference: ONNX Runtime with optimisations {done.error}")
+            continue
+        errors = {
+            name: compare_output(done.outputs[name], want, plain=False).max_rel_error
+            for name, want in sample.want.items()
+        }
+        for name, error in errors.items():
             if sample.plain and error > _AMBIGUOUS:
                 raise UnprovenError(
                     f"no reference: with and without graph optimisations ONNX Runtime gives two answers for "
                     f"output {name!r}, {error:.3g} of its range apart; the graph is random or ambiguous"
                 )
-
-
-def _check_declared(model: onnx.ModelProto, declared: Sequence[GraphInput], groups: Sequence[Group]) -> None:
-    """A dynamic axis that an output declares must move: a traced size stays what it was at export."""
-    for output in model.graph.output:
-        for axis, dim in enumerate(output.type.tensor_type.shape.dim):
-            if dim.dim_param:
-                _check_axis(output.name, axis, dim.dim_param, declared, groups)
-
-
-def _check_axis(
-    output: str, axis: int, symbol: str, declared: Sequence[GraphInput], groups: Sequence[Group]
-) -> None:
-    baked = "a size was baked in when the ONNX was exported"
-    seen = set()
-    for shapes, samples in groups:
-        promised = {d: n for g in declared for d, n in zip(g.dims, shapes[g.name], strict=True)}.get(symbol)
-        sizes = {sample.want[output].shape[axis] for sample in samples}
-        seen |= sizes
-        if promised is not None and sizes != {promised}:
-            raise UnprovenError(
-                f"output {output!r} declares axis {axis} to be {symbol!r} like an input, but it is "
-                f"{min(sizes)} at {as_text(shapes)}: {baked}"
-            )
-    if len(groups) > 1 and len(seen) == 1 and not _is_generated(symbol):
-        at = " and at ".join(as_text(shapes) for shapes, _ in groups)
-        raise UnprovenError(
-            f"output {output!r} declares axis {axis} dynamic ({symbol!r}), but it is {seen.pop()} at {at}: "
-            f"{baked}"
-        )
-
-
-def _is_generated(symbol: str) -> bool:
-    """Whether an exporter made the name up because it could not compute the extent: it promises nothing."""
-    return "_dim_" in symbol or symbol.startswith(("unk__", "unk_", "?"))
-
-
-def compare_output(got: Array, want: Array, *, plain: bool) -> Comparison:
-    """`compare`, but with a share of differing elements for integers, and the engine's notion of infinity.
-
-    Args:
-        got: The engine's output.
-        want: The reference's; where it is NaN nothing is compared.
-        plain: Compare infinities too, not only numbers.
-    """
-    if got.shape != want.shape or want.dtype.kind not in "biuf" or got.dtype.kind not in "biuf":
-        return compare(got, want)
-    if want.dtype.kind in "biu":
-        result = compare(got, want)
-        share = float((got != want).mean()) if want.size else 0.0
-        return Comparison(
-            max_abs_error=result.max_abs_error,
-            max_rel_error=share,
-            cosine=1.0 - share,
-            finite_count=result.finite_count,
-            reason=result.reason,
-        )
-    got, want = got.astype(np.float64), want.astype(np.float64)
-    skipped = np.isnan(want) | (np.isinf(want) & (not plain))
-    agreed = np.isinf(want) & (np.abs(got) > _INFINITE) & (np.sign(want) == np.sign(got))
-    return compare(np.where(agreed, want, got)[~skipped], want[~skipped])
+        kept.append(replace(sample, rounding=errors))
+    return kept

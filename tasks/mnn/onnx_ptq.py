@@ -14,11 +14,9 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 
-from fleet.device.errors import EngineError, UserError
-from fleet.device.preprocess import Layout, Preprocess
-from tasks.data.decode import Decoded, decode
+from fleet.device.errors import EngineError
+from tasks.mnn.calibration import Calibration
 from tasks.mnn.int8_record import Q_MAX, Int8Layer, fused_activation, parameters
-from tasks.mnn.onnx_inputs import GraphInput
 from tasks.mnn.source import Source, attribute
 from tasks.progress import track
 
@@ -27,92 +25,29 @@ Array = npt.NDArray[Any]
 _BINS = 2048
 _CLIPS = np.linspace(0.3, 1.0, 36)  # shares of the largest value that are tried as the end of the range
 _SMALLEST = 1e-6  # of a range: a tensor that is always zero still needs a scale
-RECOMMENDED_IMAGES = 500
-FEWEST_IMAGES = 100
-"""Below this the scales of rare activations are a matter of luck."""
-_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".avif"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """Real images as model inputs."""
+class QuantisableLayer:
+    """A convolution that the engine can compute in int8, with the scales of its weights."""
 
-    files: tuple[Path, ...]
-    input_name: str
-    preprocess: Preprocess
+    input: str
+    weight: str
+    output: str
+    """After the fused activation: the converter finds the layer by it."""
+    weight_scales: tuple[float, ...]
+    relu6: bool
 
-    @property
-    def warning(self) -> str:
-        """What is wrong with the number of images; empty when nothing is."""
-        if len(self.files) >= FEWEST_IMAGES:
-            return ""
-        return (
-            f"calibrated on {len(self.files)} images: use {RECOMMENDED_IMAGES} or more, at least "
-            f"{FEWEST_IMAGES}, from the scene and neither trained on nor tested on"
+    def with_scales(self, scales: Mapping[str, float]) -> Int8Layer:
+        """The layer with the scales of the tensors it reads and writes."""
+        return Int8Layer(
+            input=self.input,
+            weight=self.weight,
+            output=self.output,
+            input_scale=scales[self.input],
+            output_scale=scales[self.output],
+            weight_scales=self.weight_scales,
         )
-
-    def feeds(self, batch: int, count: int | None = None) -> Iterator[dict[str, Array]]:
-        """The first `count` images in batches of exactly `batch`, an incomplete one left out.
-
-        Raises:
-            UserError: a file is no usable image.
-        """
-        files = self.files[:count]
-        for start in range(0, len(files) - batch + 1, batch):
-            images = [_read(file) for file in files[start : start + batch]]
-            yield {self.input_name: self.preprocess.batch(images)}
-
-
-def open_calibration(
-    folder: Path, inputs: Sequence[GraphInput], preprocess: Preprocess | None
-) -> Calibration:
-    """The images of a folder, with the preprocessing that fits the model's only input.
-
-    Args:
-        folder: Searched with its subfolders, in the order of the paths.
-        inputs: The model's.
-        preprocess: How an image becomes an input; None: ImageNet's mean and deviation at the input's size.
-
-    Raises:
-        UserError: no images, or a model whose input is no picture.
-    """
-    files = tuple(sorted(f for f in folder.rglob("*") if f.suffix.lower() in _SUFFIXES and f.is_file()))
-    if not files:
-        raise UserError(
-            f"calibration folder {folder} holds no images",
-            allowed=f"{RECOMMENDED_IMAGES} to 1000 real images ({', '.join(sorted(_SUFFIXES))})",
-            next_step="name a folder of images from the scene, neither trained on nor tested on",
-        )
-    fitting = preprocess or _fitting(inputs)
-    if len(inputs) != 1 or fitting is None:
-        raise UserError(
-            f"inputs {', '.join(f'{g.name}{list(g.dims)}' for g in inputs)}",
-            allowed="one float32 input [N, 3, S, S] or [N, S, S, 3] for --int8",
-            next_step="convert without --int8, or export the model with one square image input",
-        )
-    return Calibration(files=files, input_name=inputs[0].name, preprocess=fitting)
-
-
-def _fitting(inputs: Sequence[GraphInput], default_px: int = 224) -> Preprocess | None:
-    dims = inputs[0].dims
-    if len(dims) != 4 or inputs[0].dtype != "float32":
-        return None
-    sides = {d for d in (dims[2:] if dims[1] == 3 else dims[1:3]) if isinstance(d, int)}
-    if len(sides) > 1 or 3 not in (dims[1], dims[3]):
-        return None
-    layout: Layout = "NCHW" if dims[1] == 3 else "NHWC"
-    return Preprocess(size_px=sides.pop() if sides else default_px, layout=layout)
-
-
-def _read(file: Path) -> npt.NDArray[np.uint8]:
-    decoded = decode(file.read_bytes())
-    if isinstance(decoded, Decoded):
-        return decoded.image
-    raise UserError(
-        f"calibration image {file}: {decoded.reason}",
-        allowed="images that open",
-        next_step="remove the file from the calibration folder",
-    )
 
 
 def fold(path: Path, folded: Path) -> onnx.ModelProto:
@@ -129,57 +64,12 @@ def fold(path: Path, folded: Path) -> onnx.ModelProto:
     return onnx.load(str(folded))
 
 
-def quantise(model: onnx.ModelProto, calibration: Calibration, folder: Path) -> Path:
-    """Measure the scales of every convolution that can be int8.
-
-    Args:
-        model: Float, batch norms folded, shapes inferred.
-        calibration: Real images.
-        folder: Where compression.json goes.
-
-    Returns:
-        MNN's compression parameters.
+def quantisable(model: onnx.ModelProto) -> list[QuantisableLayer]:
+    """The convolutions that the engine can compute in int8, but for the first, which reads the picture.
 
     Raises:
-        EngineError: the model has no convolution that can be int8.
-        UserError: an image cannot be used.
+        EngineError: there is none.
     """
-    layers = _quantisable(model)
-    if not layers:
-        raise EngineError("no convolution of the model can be int8 (fixed 2-D weights, not first, not last)")
-    tensors = sorted({name for layer in layers for name in (layer.input, layer.output)})
-    scales = _measure(model, tensors, calibration)
-    for layer in layers:
-        if layer.relu6:  # the engine's fused ReLU6 ends only where int8 ends
-            scales[layer.output] = min(scales[layer.output], 6 / Q_MAX)
-    records = parameters([layer.with_scales(scales) for layer in layers])
-    path = folder / "compression.json"
-    path.write_text(json.dumps(records, sort_keys=True), encoding="utf-8")
-    return path
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Layer:
-    input: str
-    weight: str
-    output: str
-    """After the fused activation: the converter finds the layer by it."""
-    weight_scales: tuple[float, ...]
-    relu6: bool
-
-    def with_scales(self, scales: Mapping[str, float]) -> Int8Layer:
-        return Int8Layer(
-            input=self.input,
-            weight=self.weight,
-            output=self.output,
-            input_scale=scales[self.input],
-            output_scale=scales[self.output],
-            weight_scales=self.weight_scales,
-        )
-
-
-def _quantisable(model: onnx.ModelProto) -> list[_Layer]:
-    """The convolutions that the engine can compute in int8, but for the first, which reads the picture."""
     source = Source(name="", model=model, sha256="")
     layers = []
     for node in model.graph.node:
@@ -198,7 +88,7 @@ def _quantisable(model: onnx.ModelProto) -> list[_Layer]:
         largest = np.abs(weight.reshape(len(weight), -1)).max(axis=1)
         largest = largest if largest.any() else np.ones_like(largest)  # all zero: any scale will do
         layers.append(
-            _Layer(
+            QuantisableLayer(
                 input=node.input[0],
                 weight=node.input[1],
                 output=output,
@@ -206,7 +96,37 @@ def _quantisable(model: onnx.ModelProto) -> list[_Layer]:
                 relu6=activation is not None and activation.op_type == "Clip",
             )
         )
+    if not layers:
+        raise EngineError("no convolution of the model can be int8 (fixed 2-D weights, not first, not last)")
     return layers
+
+
+def quantise(
+    model: onnx.ModelProto, layers: Sequence[QuantisableLayer], calibration: Calibration, folder: Path
+) -> Path:
+    """Measure the scales of layers.
+
+    Args:
+        model: Float, batch norms folded, shapes inferred.
+        layers: What `quantisable` found in it.
+        calibration: Real images, at least one batch.
+        folder: Where compression.json goes.
+
+    Returns:
+        MNN's compression parameters.
+
+    Raises:
+        UserError: an image cannot be used.
+    """
+    tensors = sorted({name for layer in layers for name in (layer.input, layer.output)})
+    scales = _measure(model, tensors, calibration)
+    for layer in layers:
+        if layer.relu6:  # the engine's fused ReLU6 ends only where int8 ends
+            scales[layer.output] = min(scales[layer.output], 6 / Q_MAX)
+    records = parameters([layer.with_scales(scales) for layer in layers])
+    path = folder / "compression.json"
+    path.write_text(json.dumps(records, sort_keys=True), encoding="utf-8")
+    return path
 
 
 def _reads_pooled(conv: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto]) -> bool:
@@ -233,12 +153,6 @@ def _measure(model: onnx.ModelProto, tensors: Sequence[str], calibration: Calibr
     session = _session(augmented.SerializeToString(), options)
     batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_value or 1
     count = len(calibration.files) // batch
-    if count == 0:
-        raise UserError(
-            f"{len(calibration.files)} calibration images for a model with batch {batch}",
-            allowed=f"at least {batch} images",
-            next_step="add images, or export the model with batch 1",
-        )
 
     def passes(title: str) -> Iterator[list[Array]]:
         for feeds in track(calibration.feeds(batch), title, count):

@@ -72,7 +72,7 @@ def test_the_result_is_a_record_with_a_fixed_set_of_keys(tmp_path):
     assert set(good) == set(bad) == keys
     json.dumps([good, bad], allow_nan=False)
     assert good["ops"] == {"Conv": 1, "Relu": 1}
-    assert good["parity"]["runs"] == 2 * (2 + 1 + 2)
+    assert good["parity"]["runs"] == 2 * (5 + 1 + 3)  # two usual inputs, sparse, zeros, pixels
     assert good["parity"]["max_rel_error"] < 1e-5
     assert (bad["ok"], bad["output"], bad["size_bytes"], bad["parity"]) == (False, None, None, None)
     assert bad["unsupported"] == ["Mish"]

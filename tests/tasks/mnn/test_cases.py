@@ -13,8 +13,8 @@ import pytest
 from onnx_graphs import mutated, save
 
 from tasks.mnn.any_onnx import AnyConversion, convert_any
-from tasks.mnn.onnx_plan import compare_output
-from tasks.mnn.onnx_runs import Planned, run_child
+from tasks.mnn.onnx_compare import compare_output
+from tasks.mnn.onnx_runs import Planned, run_plan
 from tasks.mnn.request import ConvertOptions
 
 CASES = Path(__file__).resolve().parents[4] / "shared" / "cases"
@@ -78,7 +78,7 @@ def _run(name: str, folder: Path, *, mutate: bool) -> Outcome:
         model = save(changed, folder / f"{name}-mutated.onnx")
         feeds = [dict(zip(names, f.values(), strict=True)) for f in feeds]
         want = [
-            d.outputs or {} for d in run_child("reference", model, [Planned(f) for f in feeds], timeout_s=60)
+            d.outputs or {} for d in run_plan("reference", model, [Planned(f) for f in feeds], timeout_s=60)
         ]
     out = folder / f"{name}{'-mutated' * mutate}.mnn"
     return Outcome(case, convert_any(model, out, options=options), feeds, want, out)
@@ -129,7 +129,7 @@ def mutations(tmp_path_factory):
 
 def _assert_right(outcome: Outcome) -> None:
     """What was accepted computes the case's own inputs as the reference does, in one session."""
-    done = run_child(
+    done = run_plan(
         "engine", outcome.model, [Planned(f, i == 0) for i, f in enumerate(outcome.feeds)], timeout_s=60
     )
     for one, want in zip(done, outcome.want, strict=True):

@@ -9,18 +9,18 @@ from onnx_graphs import graph, node, save, weights
 
 from fleet.device.errors import EngineError, UserError
 from tasks.mnn.converter import convert
+from tasks.mnn.onnx_axes import UnprovenError
 from tasks.mnn.onnx_culprit import diverging_node
+from tasks.mnn.onnx_draws import DISTRIBUTIONS, seeded_feeds
 from tasks.mnn.onnx_inputs import (
-    DISTRIBUTIONS,
     explicit_shapes,
     first_shapes,
     graph_inputs,
     other_shapes,
     parse_shapes,
-    seeded_feeds,
 )
 from tasks.mnn.onnx_parity import DifferenceError, Tolerance, check_parity, tolerance_for
-from tasks.mnn.onnx_plan import Inputs, UnprovenError, compare_output, plan_parity
+from tasks.mnn.onnx_plan import Inputs, plan_parity
 from tasks.mnn.onnx_runs import Planned, run_plan
 from tasks.mnn.request import ConvertOptions
 
@@ -52,7 +52,7 @@ def test_a_dynamic_graph_is_proven_at_two_shapes_that_differ_in_every_dynamic_ax
     assert second[2] != second[3]
     parity = check_parity(mnn, plan, EXACT, timeout_s=60)
     assert parity.max_rel_error < 1e-5
-    assert parity.runs == 2 * (2 * (3 + 1 + 3) + 4)
+    assert parity.runs == 2 * (2 * (1 + len(plan.samples[0]) + 3) + 4)
 
 
 def test_a_model_that_computes_something_else_is_told_from_the_right_one(dynamic, tmp_path):
@@ -199,21 +199,6 @@ def test_inputs_are_reproducible_and_of_the_declared_kind():
     halves = seeded_feeds(inputs, shapes, "ties", 0, halves=True)["x"]
     assert (halves % 1 == 0.5).any()
     assert not (ties % 1 == 0.5).any()
-
-
-def test_outputs_are_compared_by_what_they_are():
-    """Integers count by share, NaN in the reference is skipped, infinity may be a large number."""
-    assert (
-        compare_output(np.array([1, 2, 3, 9], np.int32), np.array([1, 2, 3, 4]), plain=True).max_rel_error
-        == 0.25
-    )
-    want = np.array([np.nan, np.inf, -np.inf, 1.0, 2.0], np.float32)
-    got = np.array([7.0, 3e38, -np.inf, 1.0, 2.0], np.float32)
-    assert compare_output(got, want, plain=True).max_rel_error == 0
-    got[1] = 5.0
-    assert compare_output(got, want, plain=True).max_rel_error == np.inf
-    assert compare_output(got, want, plain=False).max_rel_error == 0
-    assert compare_output(np.zeros((2, 1)), np.zeros((1, 2)), plain=True).max_rel_error == np.inf
 
 
 def test_tolerance_follows_what_the_engine_can_do():

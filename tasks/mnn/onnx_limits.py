@@ -1,0 +1,115 @@
+"""What the engine's number formats cannot hold and no drawn input can show: told from the graph, said aloud.
+
+Measured on MNN 3.6.1: int64 and float64 are narrowed to 32 bits, some operators compute integers in float32,
+and a softmax over another axis than the last does not subtract the maximum first.
+"""
+
+from collections.abc import Iterator
+
+import onnx
+
+from tasks.mnn.source import attribute
+
+# Operators that pass values on as they are, and their operands that hold them.
+_CARRIERS = frozenset(
+    {
+        "Cast",
+        "Concat",
+        "Expand",
+        "Flatten",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+# Operators that let an index count from the end, and the operand that holds the indices.
+_COUNTING = {
+    "GatherElements": 1,
+    "GatherND": 1,
+    "ScatterElements": 1,
+    "ScatterND": 1,
+    "Scatter": 1,
+    "OneHot": 0,
+}
+_INTEGER_ARITHMETIC = frozenset(
+    {"Abs", "Add", "BitShift", "CumSum", "Div", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Pow", "Range"}
+    | {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Sub", "Sum"}
+)
+_SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
+_PER_AXIS_OPSET = 13  # before, a softmax flattened all axes from its own on
+
+
+def index_inputs(model: onnx.ModelProto) -> frozenset[str]:
+    """Signed integer inputs that an operator uses as indices which may count from the end."""
+    signed = {onnx.TensorProto.INT32, onnx.TensorProto.INT64}
+    return frozenset(
+        name
+        for name in _inputs_of(model, signed)
+        if any(_COUNTING.get(node.op_type) == operand for node, operand in _uses(model, name))
+    )
+
+
+def limits(model: onnx.ModelProto) -> list[str]:
+    """Sentences on what was not proven, for the result of a conversion that was.
+
+    Args:
+        model: With inferred shapes.
+    """
+    said = []
+    if doubles := _inputs_of(model, {onnx.TensorProto.DOUBLE}):
+        said.append(f"float64 inputs are computed in float32: {', '.join(doubles)}")
+    for name in _inputs_of(model, {onnx.TensorProto.INT64}):
+        found = {node.op_type for node, _ in _uses(model, name)} & _INTEGER_ARITHMETIC
+        if found:
+            said.append(
+                f"the int64 input {name!r} goes into {', '.join(sorted(found))}: integers are computed in 32"
+                " bits, by some operators in float32, so values beyond 2^24 are not proven"
+            )
+    if inner := [node.name or node.output[0] for node in model.graph.node if _is_inner_softmax(model, node)]:
+        said.append(
+            f"softmax over an axis that is not the last, {', '.join(inner[:3])}: wrong where its input leaves"
+            " -80 to 80"
+        )
+    return said
+
+
+def _inputs_of(model: onnx.ModelProto, types: set[int]) -> list[str]:
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return [
+        value.name
+        for value in model.graph.input
+        if value.name not in constants and value.type.tensor_type.elem_type in types
+    ]
+
+
+def _uses(model: onnx.ModelProto, name: str) -> Iterator[tuple[onnx.NodeProto, int]]:
+    """Nodes of the main graph that read a tensor, or one that holds the same values, with the operand."""
+    carried = {name}
+    for node in model.graph.node:  # in topological order
+        for operand, tensor in enumerate(node.input):
+            if tensor in carried:
+                yield node, operand
+                if node.op_type in _CARRIERS and (operand == 0 or node.op_type == "Concat"):
+                    carried.update(node.output)
+
+
+def _is_inner_softmax(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
+    if node.op_type not in _SOFTMAX or _opset(model) < _PER_AXIS_OPSET:
+        return False
+    rank = _ranks(model).get(node.input[0])
+    axis = attribute(node, "axis", -1)
+    return rank is not None and axis not in (-1, rank - 1)
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return next(int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx"))
+
+
+def _ranks(model: onnx.ModelProto) -> dict[str, int]:
+    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
+    return {v.name: len(v.type.tensor_type.shape.dim) for v in values if v.type.tensor_type.HasField("shape")}
