@@ -113,10 +113,9 @@ def convert(
         shape: Shape of a dynamic input, as NAME=1,3,224,224; repeatable, several for one name are all tried.
         as_json: Print the result as JSON.
     """
-    from fleet.device.preprocess import Preprocess
     from tasks.mnn.any_onnx import convert_any
+    from tasks.mnn.calibration import read_preprocess
     from tasks.mnn.request import ConvertOptions
-    from tasks.stage import read_json
 
     result = convert_any(
         model,
@@ -124,7 +123,7 @@ def convert(
         options=ConvertOptions(fp16=fp16, weight_bits=weight_bits, compression=compression),
         int8=int8,
         calibration=calibration,
-        preprocess=Preprocess.from_dict(read_json(preprocess)) if preprocess else None,
+        preprocess=read_preprocess(preprocess) if preprocess else None,
         shapes=shape,
     )
     record = result.to_dict()
