@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from fleet.device.errors import EdgeloopError, UserError
-from tasks.workspace import find_workspace, repository
+from tasks.workspace import disk_full, find_workspace, repository
 
 if TYPE_CHECKING:
     from flows.build import Built
@@ -202,6 +202,15 @@ def _print_failure(given: Sequence[str], message: str, code: int) -> None:
         print(json.dumps({"ok": False, "error": message, "exit_code": code}, indent=1))
 
 
+def _unforeseen(error: Exception) -> tuple[int, str]:
+    """Print what nobody raised on purpose, a full disk or a bug with its traceback; its code and text."""
+    if full := disk_full(error, repository()):
+        print(f"edgeloop: {full}", file=sys.stderr)
+        return full.exit_code, str(full)
+    traceback.print_exception(error)
+    return EdgeloopError.exit_code, f"{type(error).__name__}: {error}"
+
+
 def _conversion_text(record: dict[str, object]) -> str:
     return "\n".join(f"{key}: {value}" for key, value in record.items())
 
@@ -227,8 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except Exception as error:  # noqa: BLE001  # a bug: Python's own exit code 1 would say that the gate refused
-        traceback.print_exc()
-        code = EdgeloopError.exit_code
-        _print_failure(given, f"{type(error).__name__}: {error}", code)
+        code, message = _unforeseen(error)
+        _print_failure(given, message, code)
     sys.stdout.flush()
     raise SystemExit(code if isinstance(code, int) else 0)

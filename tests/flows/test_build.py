@@ -163,6 +163,31 @@ def test_a_misspelt_parameter_ends_the_build_with_exit_2(tiny_build, params):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["root: [", "- 1\n", "devices: local\n", b"\xff", None],
+    ids=["YAML", "list", "type", "bytes", "none"],
+)
+def test_a_broken_workspace_stops_no_other(tiny_build, content):
+    """Someone's broken workspaces/NAME is its own trouble: another one's build goes on, `doctor` names it."""
+    broken = tiny_build.clone / "workspaces" / "broken"
+    broken.mkdir(parents=True)
+    (broken / "dvc.yaml").symlink_to("../../dvc.yaml")
+    if content is None:
+        (broken / "params.yaml").mkdir()
+    else:
+        (broken / "params.yaml").write_bytes(content.encode() if isinstance(content, str) else content)
+    try:
+        done = edgeloop(tiny_build.clone, "build", "--preset", "tiny")
+        assert done.returncode == 0, done.stderr
+        assert "nothing to do" in done.stdout
+        own = edgeloop(tiny_build.clone, "build", "--preset", "broken", "--json")
+        assert own.returncode == 2, own.stderr
+        assert "broken/params.yaml" in json.loads(own.stdout)["error"]
+    finally:
+        shutil.rmtree(tiny_build.clone / "workspaces")
+
+
 def test_killed_builds_and_a_second_clone_come_to_the_same_bytes(tiny_build, make_clone):
     """Killed twice (-9) in the middle of a stage, a build in a second clone ends with the same hashes."""
     clone = make_clone()
