@@ -4,6 +4,7 @@ Looking for stale stages comes first and needs neither Prefect nor MLflow, so a 
 about a second.
 """
 
+import hashlib
 import json
 import os
 import sqlite3
@@ -25,6 +26,7 @@ from tasks.summary import variants
 from tasks.tracking import (
     NO_TELEMETRY,
     check_store,
+    shown,
     spool_folder,
     state_folder,
     tracking_uri,
@@ -195,10 +197,11 @@ def _prefect_settings(workspace: Workspace) -> dict[str, str]:
 def _register(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
     receipt = state_folder(workspace.path) / "registered" / f"{workspace.name}.json"
     evidence = read_json(workspace.path / "reports" / "gate.json")["evidence_sha256"]
+    store = hashlib.sha256(uri.encode()).hexdigest()  # it may hold a password
     known = read_json(receipt) if receipt.is_file() else {}
     if (
         known.get("evidence") == evidence
-        and known.get("uri") == uri
+        and known.get("store_sha256") == store
         and _still_registered(uri, known["registered"])
     ):
         return dict(known["registered"])
@@ -208,7 +211,7 @@ def _register(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
     from tasks.register import register
 
     registered = asdict(register(workspace, build_id))
-    write_json(receipt, {"evidence": evidence, "uri": uri, "registered": registered})
+    write_json(receipt, {"evidence": evidence, "store_sha256": store, "registered": registered})
     return registered
 
 
@@ -229,6 +232,7 @@ def _still_registered(uri: str, registered: Mapping[str, Any]) -> bool:
 def _wait_for_tracking(workspace: Workspace, build_id: str, uri: str) -> None:
     if not wait_until_written(spool_folder(workspace.path, build_id), _WRITER_GRACE_S):
         print(
-            f"warning: MLflow at {uri} has not all of this build's runs yet; the next build sends the rest",
+            f"warning: MLflow at {shown(uri)} has not all of this build's runs yet; "
+            "the next build sends the rest",
             file=sys.stderr,
         )

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _LOG_WIDTH = 140
+_MARK = "*"
+_FLAGS = {"noisy": "the host was busy with other work", "too_few_queries": "too few queries bound its P99"}
+"""What the benchmark's flags mean."""
 
 app = App(
     name="edgeloop",
@@ -165,12 +168,15 @@ def _print_built(built: "Built") -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for v in built.variants:
-        latency = [f"{v['latency_ms'][p]:.2f} ms" for p in ("p50", "p95", "p99")]
+        mark = _MARK if v["flags"] else ""
+        latency = [f"{v['latency_ms'][p]:.2f} ms{mark}" for p in ("p50", "p95", "p99")]
         size, macs = f"{v['size_bytes'] / 1e6:.2f} MB", f"{v['macs'] / 1e6:.1f} M"
         parity, agreement = f"{v['parity_max_rel_error']:.1e}", f"{v['agreement']:.2%}"
         table.add_row(v["name"], f"{v['top1']:.2%}", size, macs, *latency, parity, agreement)
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _LOG_WIDTH)
     console.print(table)
+    if flags := sorted({_FLAGS.get(flag, flag) for v in built.variants for flag in v["flags"]}):
+        console.print(f"  {_MARK} latency to be taken with care: {'; '.join(flags)}")
     failed = [check for check in built.gate["checks"] if check["verdict"] == "fail"]
     console.print(
         f"gate: [bold]{built.gate['verdict']}[/], {len(built.gate['checks'])} checks, reports/gate.md"

@@ -1,8 +1,10 @@
 """Where a result came from: git commit, dvc.lock, and one hash over all that a stage read."""
 
 import hashlib
+import importlib.metadata
 import json
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +52,15 @@ def inputs_now(workspace: Path, stage: str) -> StageInputs:
         return StageInputs(command=node.cmd, deps=deps, params=params)
 
 
+def origin(workspace: Path) -> dict[str, str]:
+    """Tags that say what a stage is computed from, as far as milliseconds tell; the rest is `main`'s."""
+    return {
+        "git_commit": git_commit(workspace),
+        "dvc_lock_sha256": lock_sha256(workspace),
+        "engine_version": importlib.metadata.version("MNN"),
+    }
+
+
 def inputs_locked(workspace: Path) -> dict[str, StageInputs]:
     """The inputs each stage last ran with, from dvc.lock; empty when nothing has run."""
     path = workspace / "dvc.lock"
@@ -77,3 +88,13 @@ def git_commit(folder: Path) -> str:
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def main() -> None:
+    """`python -m tasks.provenance WORKSPACE STAGE` prints the tags over all that the stage reads, as JSON."""
+    inputs = inputs_now(Path(sys.argv[1]), sys.argv[2])
+    print(json.dumps({"stage_hash": inputs.stage_hash, "data_digest": inputs.data_digest}))
+
+
+if __name__ == "__main__":
+    main()

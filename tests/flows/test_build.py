@@ -49,7 +49,7 @@ def test_the_build_prints_its_json(tiny_build):
         assert variant["macs"] > 0
         assert 0 <= variant["top1"] <= 1
         assert set(variant) == {
-            "name", "top1", "size_bytes", "macs", "latency_ms", "parity_max_rel_error", "agreement"
+            "name", "top1", "size_bytes", "macs", "latency_ms", "parity_max_rel_error", "agreement", "flags"
         }  # fmt: skip
 
 
