@@ -142,10 +142,9 @@ def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = 
     Args:
         as_json: Print the findings as JSON.
     """
-    from flows.doctor import run
+    from flows.doctor.report import run
 
-    workspace = find_workspace(None)
-    return run(root=workspace.repository, workspace=workspace.path, as_json=as_json)
+    return run(find_workspace(None), as_json=as_json)
 
 
 @app.command

@@ -37,22 +37,21 @@ def check_workspace(workspace: Workspace) -> None:
     Raises:
         UserError: all that is wrong, with the first next step.
     """
-    _raise_all(problems(workspace))
+    _raise_all([*graph_problems(workspace), *source_problems(workspace)])
 
 
-def problems(workspace: Workspace, *, source: bool = True) -> list[UserError]:
-    """What is wrong with a workspace as far as files tell; `source`: its images too."""
+def graph_problems(workspace: Workspace) -> list[UserError]:
+    """What is wrong with dvc.yaml and params.yaml as far as files tell."""
     try:
         stages, document = stage_names(workspace), read_params(workspace.path)
     except UserError as error:
         return [error]
     path = workspace.path / "params.yaml"
-    found = [
+    return [
         *_section_names(path, document, stages),
         *_root(path, document, workspace),
         *_devices(path, document),
     ]
-    return [*found, *(_source(path, document) if source else ())]
 
 
 def stage_names(workspace: Workspace) -> list[str]:
@@ -119,31 +118,37 @@ def _devices(path: Path, document: dict[Any, Any]) -> Iterable[UserError]:
         )
 
 
-def _source(path: Path, document: dict[Any, Any]) -> Iterable[UserError]:
+def source_problems(workspace: Workspace) -> list[UserError]:
+    """What is wrong with the images; nothing when params.yaml cannot be read at all."""
+    path = workspace.path / "params.yaml"
     try:
-        named = document["prepare"]["source"]["path"]
+        named = read_params(workspace.path)["prepare"]["source"]["path"]
+    except UserError:
+        return []
     except (KeyError, TypeError):
         named = None
     if not isinstance(named, str) or not named or "\0" in named:
-        yield UserError(
-            f"{path}: prepare.source.path is {named!r}",
-            allowed="the path of a folder or tar file, as seen from the workspace",
-            next_step="write prepare.source as docs/own-images.md shows it",
-        )
-        return
-    source = path.parent / named
+        return [
+            UserError(
+                f"{path}: prepare.source.path is {named!r}",
+                allowed="the path of a folder or tar file, as seen from the workspace",
+                next_step="write prepare.source as docs/own-images.md shows it",
+            )
+        ]
+    source = workspace.path / named
     try:
         check_hashable(source)
-        present = source.exists()
     except UserError as error:
-        yield error
-        return
-    if not present:
-        yield UserError(
-            f"the images of workspace {path.parent.name} are not at {escaped(str(source.resolve()))}",
+        return [error]
+    if source.exists():
+        return []
+    return [
+        UserError(
+            f"the images of workspace {workspace.name} are not at {escaped(str(source.resolve()))}",
             allowed="an existing folder or tar file",
             next_step=f"put them there, or correct prepare.source.path in {path}",
         )
+    ]
 
 
 def section_problems(workspace: Path, stages: Iterable[str]) -> list[UserError]:

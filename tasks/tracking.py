@@ -207,7 +207,7 @@ def check_store(uri: str) -> None:
     except (urllib.error.URLError, OSError, ValueError, sqlite3.Error) as error:
         raise UserError(
             f"MLflow at {shown(uri)}: {error}",
-            allowed="a tracking store that answers",
+            allowed="a store that answers: sqlite:///FILE, http(s)://HOST, or one of postgresql, mysql, mssql",
             next_step="start that server or unset MLFLOW_TRACKING_URI; move a damaged .edgeloop/mlflow.db "
             "away: builds go on with a new one, models and reports are not in it",
         ) from error

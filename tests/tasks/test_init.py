@@ -11,7 +11,7 @@ import yaml
 from PIL import Image
 
 from fleet.device.errors import UserError
-from flows.doctor import check_workspace
+from flows.doctor.workspace import check_workspace
 from tasks.init import init_workspace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,10 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository with the default workspace's parameters only."""
+    """A repository with the default workspace's parameters and the graph only."""
     root = tmp_path / "repository"
     root.mkdir()
-    (root / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    for name in ("params.yaml", "dvc.yaml"):
+        (root / name).write_bytes((ROOT / name).read_bytes())
     return root
 
 
@@ -45,7 +46,7 @@ def test_a_workspace_refers_to_the_images_where_they_lie(repository, tmp_path):
     assert (made.path / params["root"]).resolve() == repository
     assert not params["gate"]  # not the digits' accuracy floor
     assert "flip" in params["train"]["augment"]
-    assert {f.status for f in check_workspace(made.path)} == {"ok"}
+    assert {f.status for f in check_workspace(made)} == {"ok"}
     assert (made.path / "dvc.yaml").readlink() == Path("../../dvc.yaml")
     assert (found.images_count, found.classes_count, found.side_px) == (6, 2, 100)
 
