@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from fleet.device.errors import EdgeloopError, EngineError, UserError
+from tasks.provenance import inputs_in
 from tasks.stage import FAILURE_FILE, write_json
+from tasks.tracking import INPUTS
 from tasks.workspace import disk_full
 
 _INTERRUPTED = 130
@@ -22,9 +24,11 @@ def main() -> None:
     """Bring one stage up to date; DVC prints what it does on stdout."""
     from dvc.repo import Repo
 
+    stage = sys.argv[1]
     try:
         with Repo(_wait_for_lock=True) as repo:
-            repo.reproduce(sys.argv[1], single_item=True)
+            os.environ[INPUTS] = inputs_in(repo, Path.cwd(), stage).tags()  # DVC passes it on to the stage
+            repo.reproduce(stage, single_item=True)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except Exception as error:  # noqa: BLE001  # whatever DVC raises becomes an error for people

@@ -121,9 +121,10 @@ def stage(name: str, model: type[P], *, section: str | None = None) -> Iterator[
         check_environment()
         params = load_params(section or name, model)
         with only_process(name), tracking.stage_run(name, params.model_dump(mode="json")) as run:
-            started = time.monotonic()
+            started, cpu = time.monotonic(), _cpu_s()
             yield Stage(name, params, run)
-            write_json(SECONDS / f"{name}.json", {"seconds": round(time.monotonic() - started, 3)})
+            took = {"seconds": time.monotonic() - started, "cpu_seconds": _cpu_s() - cpu}
+            write_json(SECONDS / f"{name}.json", {key: round(value, 3) for key, value in took.items()})
     except EdgeloopError as error:
         _end(name, error)
     except Exception as error:  # a bug, unless the disk is full: libraries call that by many names
@@ -131,6 +132,11 @@ def stage(name: str, model: type[P], *, section: str | None = None) -> Iterator[
             _end(name, full)
         _leave_word(EngineError(f"{type(error).__name__}: {error}; its traceback stands above"))
         raise
+
+
+def _cpu_s() -> float:
+    """Seconds of CPU of this process and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def _end(name: str, error: EdgeloopError) -> NoReturn:

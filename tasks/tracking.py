@@ -23,9 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -39,6 +37,8 @@ from tasks.workspace import CODE, find_repository
 BUILD_ID = "EDGELOOP_BUILD_ID"
 BUILD_OWNER = "EDGELOOP_BUILD_OWNER"
 """Process id of what runs the build; its writer lives as long."""
+INPUTS = "EDGELOOP_STAGE_INPUTS"
+"""Tags over all that the stage reads, as JSON, where what started DVC had them at hand."""
 # Everything the tools this project uses would otherwise send to their makers.
 NO_TELEMETRY = {
     "DO_NOT_TRACK": "true",
@@ -141,8 +141,12 @@ def stage_name(address: str) -> str:
 
 @contextlib.contextmanager
 def _inputs(file: Path, address: str) -> Iterator[None]:
-    """Let a child hash what the stage reads while it begins to compute; without DVC nothing is hashed."""
+    """Keep the tags over what the stage reads: known, or from a child that hashes while the stage begins."""
     if not address:
+        yield
+        return
+    if known := os.environ.get(INPUTS):
+        inputs_of(file).write_text(known, encoding="utf-8")
         yield
         return
     command = [sys.executable, "-m", "tasks.provenance", str(Path.cwd()), stage_name(address)]
@@ -194,6 +198,8 @@ def check_store(uri: str) -> None:
     """
     try:
         if uri.startswith(("http://", "https://")):
+            import urllib.request  # 40 ms that stages with the embedded store need not spend
+
             urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=_ANSWER_TIMEOUT_S).close()  # noqa: S310  # http(s)
         elif uri.startswith("sqlite:///"):
             database = Path(uri.removeprefix("sqlite:///"))
@@ -204,10 +210,10 @@ def check_store(uri: str) -> None:
                     connection.execute("select count(*) from sqlite_master").fetchone()
         elif not uri.startswith(("postgresql", "mysql", "mssql")):
             raise ValueError("this kind of store is not known")  # noqa: TRY301  # one message for all
-    except (urllib.error.URLError, OSError, ValueError, sqlite3.Error) as error:
+    except (OSError, ValueError, sqlite3.Error) as error:
         raise UserError(
             f"MLflow at {shown(uri)}: {error}",
-            allowed="a store that answers: sqlite:///FILE, http(s)://HOST, or one of postgresql, mysql, mssql",
+            allowed="a store that answers: sqlite:///FILE, http(s)://HOST, postgresql, mysql or mssql",
             next_step="start that server or unset MLFLOW_TRACKING_URI; move a damaged .edgeloop/mlflow.db "
             "away: builds go on with a new one, models and reports are not in it",
         ) from error

@@ -6,7 +6,6 @@ import fcntl
 import importlib.metadata
 import os
 import shutil
-import sqlite3
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -128,7 +127,7 @@ def disk_full(error: BaseException, folder: Path) -> UserError | None:
 
 
 def _is_no_room(error: BaseException) -> bool:
-    if isinstance(error, sqlite3.OperationalError):
+    if type(error).__module__ == "sqlite3":
         return str(error) in ("disk I/O error", "database or disk is full")
     return isinstance(error, OSError) and error.errno in _NO_ROOM
 

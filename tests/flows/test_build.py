@@ -128,6 +128,18 @@ def test_a_second_build_has_nothing_to_do(tiny_build):
     assert (tiny_build.workspace / "dvc.lock").read_bytes() == before
 
 
+def test_bare_dvc_repro_finds_the_build_up_to_date(tiny_build):
+    """As the README shows it, from the root or inside: the probe runs, as it always does, and no more."""
+    before = (tiny_build.workspace / "dvc.lock").read_bytes()
+    for folder, targets in ((tiny_build.clone, ["presets/tiny/dvc.yaml"]), (tiny_build.workspace, [])):
+        command = [sys.executable, "-m", "dvc", "repro", *targets]
+        env = environment(tiny_build.clone)
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert [stage.rpartition(":")[2] for stage in _ran(done.stdout)] == ["probe@local"]
+    assert (tiny_build.workspace / "dvc.lock").read_bytes() == before
+
+
 @pytest.fixture
 def params(tiny_build):
     """The tiny workspace's params.yaml, put back afterwards, with what the stages made of it."""
