@@ -37,6 +37,7 @@ def main() -> None:
 
 def explain(error: BaseException) -> EdgeloopError:
     """What DVC raised, as got, allowed and next step where the cause is known."""
+    from dvc.dependency.base import DependencyDoesNotExistError
     from dvc.lock import LockError
     from dvc.stage.exceptions import MissingDataSource, StageCmdFailedError
 
@@ -49,7 +50,7 @@ def explain(error: BaseException) -> EdgeloopError:
             return locked(Path.cwd().name, text)
         if isinstance(cause, StageCmdFailedError):
             return _ended(str(cause))
-        if isinstance(cause, MissingDataSource | FileNotFoundError):
+        if isinstance(cause, MissingDataSource | DependencyDoesNotExistError | FileNotFoundError):
             return UserError(
                 text,
                 allowed="a file or folder for each path that dvc.yaml and params.yaml name",
