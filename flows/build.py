@@ -4,12 +4,13 @@ Looking for stale stages comes first and needs neither Prefect nor MLflow, so a 
 about a second.
 """
 
+import hashlib
 import json
 import os
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,12 +19,14 @@ from filelock import FileLock, Timeout
 
 from fleet.device.errors import EngineError
 from flows import stages
+from flows.inputs import SectionCheck
 from tasks.gate import require_judged
 from tasks.stage import read_json, write_json
 from tasks.summary import variants
 from tasks.tracking import (
     NO_TELEMETRY,
     check_store,
+    shown,
     spool_folder,
     state_folder,
     tracking_uri,
@@ -68,7 +71,8 @@ def build(workspace: Workspace) -> Built:
         plan = stages.plan(workspace)
         ran: list[str] = []
         if plan.stale or not _same_devices(workspace, plan.always):
-            ran = walk(workspace, plan, build_id)
+            with SectionCheck(workspace, plan.stale, stages.stage_environment(workspace)) as sections:
+                ran = walk(workspace, plan, build_id, sections.require)
         gate = read_json(workspace.path / "reports" / "gate.json")
         require_judged(workspace.path, gate)
         registered = _register(workspace, build_id, uri) if gate["verdict"] == "pass" else None
@@ -110,10 +114,16 @@ def _same_devices(workspace: Workspace, always: frozenset[str]) -> bool:
     return report.is_file() and bool(read_json(report) == probe_local())
 
 
-def walk(workspace: Workspace, plan: stages.Plan, build_id: str) -> list[str]:
+def walk(workspace: Workspace, plan: stages.Plan, build_id: str, ready: Callable[[], None]) -> list[str]:
     """Run what is due, one Prefect task a stage, and return the stages' names.
 
     A stage is due when it is stale or when something it reads came out different.
+
+    Args:
+        workspace: Whose stages.
+        plan: What is due.
+        build_id: Of the stages' runs in MLflow.
+        ready: Called once Prefect is up, before the first stage; raises when no stage may run.
 
     Raises:
         StageFailedError: a stage failed; those after it did not run.
@@ -129,32 +139,42 @@ def walk(workspace: Workspace, plan: stages.Plan, build_id: str) -> list[str]:
     ran: list[str] = []
     failures: list[Exception] = []
 
-    @task(cache_policy=NO_CACHE, task_run_name="{stage}")  # DVC is the cache
-    def run(stage: str) -> State[None] | None:
+    def attempt(action: Callable[[], None]) -> State[None] | None:
         try:
-            stages.reproduce(workspace, stage, build_id)
+            action()
         except Exception as error:  # noqa: BLE001  # raised again below: Prefect only makes a state of it
             failures.append(error)
             return Failed(message=str(error))
         return None
 
+    @task(cache_policy=NO_CACHE, task_run_name="{stage}")  # DVC is the cache
+    def run(stage: str) -> State[None] | None:
+        return attempt(lambda: stages.reproduce(workspace, stage, build_id))
+
     @flow(name=f"build-{workspace.name}", flow_run_name=build_id)
     def build_flow() -> State[None] | None:
-        changed: set[str] = set()
-        for stage, upstream in plan.upstream.items():
-            if not (stage in plan.stale | plan.always or upstream & changed):
-                continue
-            before = stages.locked_outs(workspace).get(stage)
+        if unready := attempt(ready):
+            return unready
+        for stage in _due(workspace, plan):
             ran.append(stage)
             if not run(stage, return_state=True).is_completed():
                 return Failed(message=f"{stage} did not complete")
-            if stages.locked_outs(workspace).get(stage) != before:
-                changed.add(stage)
         return None
 
     state = build_flow(return_state=True)
     _raise_unless_completed(state.is_completed(), failures, ran)
     return ran
+
+
+def _due(workspace: Workspace, plan: stages.Plan) -> Iterator[str]:
+    """Stages that are due, one by one: whether what one wrote differs is asked when the next is wanted."""
+    changed: set[str] = set()
+    for stage, upstream in plan.upstream.items():
+        if stage in plan.stale | plan.always or upstream & changed:
+            before = stages.locked_outs(workspace).get(stage)
+            yield stage
+            if stages.locked_outs(workspace).get(stage) != before:
+                changed.add(stage)
 
 
 def _raise_unless_completed(completed: bool, failures: list[Exception], ran: list[str]) -> None:
@@ -177,10 +197,11 @@ def _prefect_settings(workspace: Workspace) -> dict[str, str]:
 def _register(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
     receipt = state_folder(workspace.path) / "registered" / f"{workspace.name}.json"
     evidence = read_json(workspace.path / "reports" / "gate.json")["evidence_sha256"]
+    store = hashlib.sha256(uri.encode()).hexdigest()  # it may hold a password
     known = read_json(receipt) if receipt.is_file() else {}
     if (
         known.get("evidence") == evidence
-        and known.get("uri") == uri
+        and known.get("store_sha256") == store
         and _still_registered(uri, known["registered"])
     ):
         return dict(known["registered"])
@@ -190,7 +211,7 @@ def _register(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
     from tasks.register import register
 
     registered = asdict(register(workspace, build_id))
-    write_json(receipt, {"evidence": evidence, "uri": uri, "registered": registered})
+    write_json(receipt, {"evidence": evidence, "store_sha256": store, "registered": registered})
     return registered
 
 
@@ -211,6 +232,7 @@ def _still_registered(uri: str, registered: Mapping[str, Any]) -> bool:
 def _wait_for_tracking(workspace: Workspace, build_id: str, uri: str) -> None:
     if not wait_until_written(spool_folder(workspace.path, build_id), _WRITER_GRACE_S):
         print(
-            f"warning: MLflow at {uri} has not all of this build's runs yet; the next build sends the rest",
+            f"warning: MLflow at {shown(uri)} has not all of this build's runs yet; "
+            "the next build sends the rest",
             file=sys.stderr,
         )

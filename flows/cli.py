@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from fleet.device.errors import EdgeloopError, UserError
-from tasks.workspace import find_workspace, repository
+from tasks.workspace import disk_full, find_workspace, repository
 
 if TYPE_CHECKING:
     from flows.build import Built
 
 _INTERRUPTED = 130
 _LOG_WIDTH = 140
+_MARK = "*"
+_FLAGS = {"noisy": "the host was busy with other work", "too_few_queries": "too few queries bound its P99"}
+"""What the benchmark's flags mean."""
 
 app = App(
     name="edgeloop",
@@ -138,10 +141,9 @@ def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = 
     Args:
         as_json: Print the findings as JSON.
     """
-    from flows.doctor import run
+    from flows.doctor.report import run
 
-    workspace = find_workspace(None)
-    return run(root=workspace.repository, workspace=workspace.path, as_json=as_json)
+    return run(find_workspace(None), as_json=as_json)
 
 
 @app.command
@@ -164,12 +166,15 @@ def _print_built(built: "Built") -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for v in built.variants:
-        latency = [f"{v['latency_ms'][p]:.2f} ms" for p in ("p50", "p95", "p99")]
+        mark = _MARK if v["flags"] else ""
+        latency = [f"{v['latency_ms'][p]:.2f} ms{mark}" for p in ("p50", "p95", "p99")]
         size, macs = f"{v['size_bytes'] / 1e6:.2f} MB", f"{v['macs'] / 1e6:.1f} M"
         parity, agreement = f"{v['parity_max_rel_error']:.1e}", f"{v['agreement']:.2%}"
         table.add_row(v["name"], f"{v['top1']:.2%}", size, macs, *latency, parity, agreement)
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _LOG_WIDTH)
     console.print(table)
+    if flags := sorted({_FLAGS.get(flag, flag) for v in built.variants for flag in v["flags"]}):
+        console.print(f"  {_MARK} latency to be taken with care: {'; '.join(flags)}")
     failed = [check for check in built.gate["checks"] if check["verdict"] == "fail"]
     console.print(
         f"gate: [bold]{built.gate['verdict']}[/], {len(built.gate['checks'])} checks, reports/gate.md"
@@ -201,6 +206,15 @@ def _print_failure(given: Sequence[str], message: str, code: int) -> None:
         print(json.dumps({"ok": False, "error": message, "exit_code": code}, indent=1))
 
 
+def _unforeseen(error: Exception) -> tuple[int, str]:
+    """Print what nobody raised on purpose, a full disk or a bug with its traceback; its code and text."""
+    if full := disk_full(error, repository()):
+        print(f"edgeloop: {full}", file=sys.stderr)
+        return full.exit_code, str(full)
+    traceback.print_exception(error)
+    return EdgeloopError.exit_code, f"{type(error).__name__}: {error}"
+
+
 def _conversion_text(record: dict[str, object]) -> str:
     return "\n".join(f"{key}: {value}" for key, value in record.items())
 
@@ -226,8 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except Exception as error:  # noqa: BLE001  # a bug: Python's own exit code 1 would say that the gate refused
-        traceback.print_exc()
-        code = EdgeloopError.exit_code
-        _print_failure(given, f"{type(error).__name__}: {error}", code)
+        code, message = _unforeseen(error)
+        _print_failure(given, message, code)
     sys.stdout.flush()
     raise SystemExit(code if isinstance(code, int) else 0)

@@ -21,6 +21,8 @@ import psutil
 import yaml
 
 from fleet.device.errors import EdgeloopError, UserError
+from flows.dvc_child import innermost, locked
+from flows.inputs import check_workspace
 from tasks.stage import FAILURE_FILE
 from tasks.tracking import BUILD_ID, BUILD_OWNER, NO_TELEMETRY
 from tasks.workspace import Workspace
@@ -31,7 +33,6 @@ _DVC_HINTS = (
     "git add ",
     "To enable auto staging",
     "dvc config core.autostage",
-    "Use `dvc push`",
     "Updating lock file",
     "Generating lock file",
 )
@@ -72,12 +73,12 @@ def plan(workspace: Workspace) -> Plan:
     """Ask DVC for the graph and for what changed.
 
     Raises:
-        UserError: dvc.yaml or params.yaml cannot be read, or the source images are missing.
+        UserError: dvc.yaml, params.yaml or the source images are missing or cannot be used.
     """
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
 
-    check_source(workspace)
+    check_workspace(workspace)
     file = str(workspace.path / "dvc.yaml")
     give_up_at = time.monotonic() + _LOCK_LIMIT_S
     while True:
@@ -87,15 +88,11 @@ def plan(workspace: Workspace) -> Plan:
             if _unlock_if_killed(workspace.repository / ".dvc" / "tmp" / "rwlock"):
                 continue
             if time.monotonic() > give_up_at:
-                raise UserError(
-                    f"another DVC process works on workspace {workspace.name}: {error}",
-                    allowed="one build of a workspace at a time",
-                    next_step="wait until it has ended, then build again",
-                ) from error
+                raise locked(workspace.name, str(error)) from error
             time.sleep(1)
         except DvcException as error:
             raise UserError(
-                f"{file}: {error}",
+                f"{file}: {innermost(error)}",
                 allowed="a link to the dvc.yaml at the repository's root, and a params.yaml that fits it",
                 next_step="correct the file named; `git checkout` brings the original back",
             ) from error
@@ -103,12 +100,15 @@ def plan(workspace: Workspace) -> Plan:
 
 def _plan(folder: Path, file: str) -> Plan:
     from dvc.repo import Repo
+    from dvc.repo.index import Index
     from networkx import lexicographical_topological_sort
 
     with Repo(str(folder), _wait_for_lock=True) as repo, repo.lock:
-        stages = repo.stage.load_all(file)
-        position = {stage: index for index, stage in enumerate(stages)}
-        graph = repo.index.graph.subgraph(stages).reverse(copy=True)  # DVC's edges lead to what is read
+        index = Index.from_file(
+            repo, file
+        )  # this workspace's alone: `repo.index` fails when any other is broken
+        position = {stage: number for number, stage in enumerate(index.stages)}
+        graph = index.graph.reverse(copy=True)  # DVC's edges lead to what is read
         order = list(lexicographical_topological_sort(graph, key=position.__getitem__))
         states: dict[str, list[Any]] = {
             stage.name: next(iter(stage.status().values()), []) for stage in order
@@ -148,25 +148,6 @@ def _differs(state: list[Any]) -> bool:
     return any(entry != "always changed" for entry in state)
 
 
-def check_source(workspace: Workspace) -> None:
-    """See that the images are there, before DVC says less clearly that they are not."""
-    try:
-        params = yaml.safe_load((workspace.path / "params.yaml").read_text(encoding="utf-8"))
-        source = workspace.path / params["prepare"]["source"]["path"]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{workspace.path / 'params.yaml'}: {type(error).__name__}: {error}",
-            allowed="a params.yaml with prepare.source.path",
-            next_step="compare it with the params.yaml at the repository's root",
-        ) from error
-    if not source.exists():
-        raise UserError(
-            f"the images of workspace {workspace.name} are not at {source.resolve()}",
-            allowed="an existing folder or tar file",
-            next_step=f"put them there, or correct prepare.source.path in {workspace.path / 'params.yaml'}",
-        )
-
-
 def reproduce(workspace: Workspace, stage: str, build_id: str) -> None:
     """Run one stage through DVC, which skips it when nothing changed; what is printed goes to stderr.
 
@@ -176,7 +157,7 @@ def reproduce(workspace: Workspace, stage: str, build_id: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         failure = Path(folder) / "failure.json"
         env = stage_environment(workspace) | {BUILD_ID: build_id, FAILURE_FILE: str(failure)}
-        command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage]
+        command = [sys.executable, "-m", "flows.dvc_child", stage]
         with subprocess.Popen(command, cwd=workspace.path, env=env, stdout=subprocess.PIPE, text=True) as dvc:
             for line in dvc.stdout or ():
                 if line.strip() and not line.lstrip().startswith(_DVC_HINTS):
@@ -186,8 +167,9 @@ def reproduce(workspace: Workspace, stage: str, build_id: str) -> None:
         if failure.exists():
             said = json.loads(failure.read_text(encoding="utf-8"))
             raise StageFailedError(stage, said["exit_code"], said["error"])
+        code = dvc.returncode if dvc.returncode in (2, 3) else EdgeloopError.exit_code
         raise StageFailedError(
-            stage, EdgeloopError.exit_code, f"dvc ended with exit code {dvc.returncode}, see above"
+            stage, code, f"ended with exit code {dvc.returncode}; what it printed stands above"
         )
 
 

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 
 from fleet.device.errors import EngineError, UserError
-from tasks.tracking import NO_TELEMETRY, check_store, state_folder, tracking_uri
+from tasks.tracking import NO_TELEMETRY, check_store, shown, state_folder, tracking_uri
 from tasks.workspace import Workspace
 
 _HOST = "127.0.0.1"
@@ -35,9 +35,9 @@ def serve(workspace: Workspace, port: int | None) -> int:
     uri = tracking_uri(workspace.path)
     if uri.startswith(("http://", "https://")):
         raise UserError(
-            f"MLFLOW_TRACKING_URI is {uri}",
+            f"MLFLOW_TRACKING_URI is {shown(uri)}",
             allowed="a store without a server of its own",
-            next_step=f"open {uri}, or unset MLFLOW_TRACKING_URI to see the embedded store",
+            next_step=f"open {shown(uri)}, or unset MLFLOW_TRACKING_URI to see the embedded store",
         )
     check_store(uri)
     chosen = _port(port)
@@ -73,7 +73,7 @@ def _port(wanted: int | None) -> int:
 
 def _start(workspace: Workspace, uri: str, port: int) -> "subprocess.Popen[bytes]":
     artifacts = (state_folder(workspace.path) / "mlartifacts").as_uri()
-    store = ["--backend-store-uri", uri, "--serve-artifacts", "--artifacts-destination", artifacts]
+    store = ["--serve-artifacts", "--artifacts-destination", artifacts]
     command = [
         sys.executable,
         "-m",
@@ -87,7 +87,8 @@ def _start(workspace: Workspace, uri: str, port: int) -> "subprocess.Popen[bytes
         "--workers",
         "1",
     ]
-    env = dict(os.environ) | NO_TELEMETRY | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    env = dict(os.environ) | NO_TELEMETRY
+    env |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": uri}
     # A process group of its own: we decide when it stops, and stop all of it.
     with (state_folder(workspace.path) / _LOG).open("wb") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)

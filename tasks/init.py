@@ -14,6 +14,7 @@ from fleet.device.errors import UserError
 from tasks.data.decode import Decoded, decode
 from tasks.data.listing import Listing
 from tasks.prepare import FolderSource, TarSource, list_source
+from tasks.source import check_hashable
 from tasks.workspace import Workspace, workspaces
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
@@ -55,7 +56,7 @@ def init_workspace(root: Path, name: str, directory: Path) -> tuple[Workspace, F
         directory: A folder of CLASS/IMAGE or SPLIT/CLASS/IMAGE, or a tar archive of one.
 
     Raises:
-        UserError: the name cannot be used, or the folder holds no images of two classes.
+        UserError: the name cannot be used, DVC cannot hash the folder, or it holds no images of two classes.
     """
     _check_name(root, name)
     source = directory.expanduser().resolve()
@@ -66,6 +67,7 @@ def init_workspace(root: Path, name: str, directory: Path) -> tuple[Workspace, F
             allowed="a folder that holds images only",
             next_step="name the folder with one folder a class in it",
         )
+    check_hashable(source)
     listing = list_source(
         TarSource(kind="tar", path=source) if kind == "tar" else FolderSource(kind="folder", path=source)
     )

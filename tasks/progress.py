@@ -5,9 +5,6 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 T = TypeVar("T")
 
 _LOG_EVERY_S = 10.0
@@ -18,6 +15,9 @@ def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:
     if not sys.stderr.isatty():
         yield from _logged(items, description, total)
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=total)

@@ -1,8 +1,10 @@
 """Where a result came from: git commit, dvc.lock, and one hash over all that a stage read."""
 
 import hashlib
+import importlib.metadata
 import json
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,22 +34,41 @@ class StageInputs:
         """Content hash of the prepared dataset, empty where the stage does not read it."""
         return self.deps.get("data/prepared", "")
 
+    def tags(self) -> str:
+        """Both as the JSON that tracking keeps."""
+        return json.dumps({"stage_hash": self.stage_hash, "data_digest": self.data_digest})
+
 
 def inputs_now(workspace: Path, stage: str) -> StageInputs:
     """A stage's inputs as they lie in the workspace, hashed by DVC, which reads only changed files."""
-    from dvc.dependency import ParamsDependency
     from dvc.repo import Repo
 
     with Repo(str(workspace)) as repo:
-        node = repo.stage.load_one(str(workspace / "dvc.yaml"), stage)
-        node.save_deps()
-        params, deps = {}, {}
-        for dep in node.deps:
-            if isinstance(dep, ParamsDependency):
-                params[dep.def_path] = dep.hash_info.value
-            else:
-                deps[dep.def_path] = dep.hash_info.value
-        return StageInputs(command=node.cmd, deps=deps, params=params)
+        return inputs_in(repo, workspace, stage)
+
+
+def inputs_in(repo: Any, workspace: Path, stage: str) -> StageInputs:
+    """`inputs_now` through a DVC repository that is open already."""
+    from dvc.dependency import ParamsDependency
+
+    node = repo.stage.load_one(str(workspace / "dvc.yaml"), stage)
+    node.save_deps()
+    params, deps = {}, {}
+    for dep in node.deps:
+        if isinstance(dep, ParamsDependency):
+            params[dep.def_path] = dep.hash_info.value
+        else:
+            deps[dep.def_path] = dep.hash_info.value
+    return StageInputs(command=node.cmd, deps=deps, params=params)
+
+
+def origin(workspace: Path) -> dict[str, str]:
+    """Tags that say what a stage is computed from, as far as milliseconds tell; the rest is `main`'s."""
+    return {
+        "git_commit": git_commit(workspace),
+        "dvc_lock_sha256": lock_sha256(workspace),
+        "engine_version": importlib.metadata.version("MNN"),
+    }
 
 
 def inputs_locked(workspace: Path) -> dict[str, StageInputs]:
@@ -77,3 +98,12 @@ def git_commit(folder: Path) -> str:
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def main() -> None:
+    """`python -m tasks.provenance WORKSPACE STAGE` prints the tags over all that the stage reads, as JSON."""
+    print(inputs_now(Path(sys.argv[1]), sys.argv[2]).tags())
+
+
+if __name__ == "__main__":
+    main()

@@ -32,7 +32,7 @@ def collect(workspace: Path) -> dict[str, Any]:
     for row in variants(reports):
         name = row["name"]
         extra = {"int8_ops": parity.get(f"{name}/int8_ops_count"), "cosine": parity[f"{name}/cosine"]}
-        flags = {"latency_flags": bench[f"{name}/flags"], "latency_n": bench[f"{name}/n"]}
+        flags = {"latency_flags": " ".join(row.pop("flags")), "latency_n": bench[f"{name}/n"]}
         rows.append(row | extra | flags | {"test_n": parity[f"{name}/n"]})
     return {
         "machine": {

@@ -13,16 +13,17 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fleet.device.errors import EdgeloopError, UserError
+from fleet.device.errors import EdgeloopError, EngineError, UserError
 from tasks import tracking
-from tasks.workspace import check_environment, only_process
+from tasks.workspace import check_environment, disk_full, only_process
 
 
 class Params(BaseModel):
@@ -34,8 +35,39 @@ class Params(BaseModel):
 P = TypeVar("P", bound=Params)
 
 REPORTS = Path("reports")
+SECONDS = REPORTS / "measured" / "seconds"
+"""How long each stage computed, a file a stage; measured, so no out of the graph."""
 FAILURE_FILE = "EDGELOOP_FAILURE_FILE"
 """Environment variable: where the build wants to read why a stage failed; DVC passes no exit code on."""
+
+
+def read_params(workspace: Path = Path()) -> dict[str, Any]:
+    """The workspace's params.yaml.
+
+    Raises:
+        UserError: the file is missing, cannot be read, or is no YAML mapping.
+    """
+    path = workspace / "params.yaml"
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (
+        OSError,
+        ValueError,
+        yaml.YAMLError,
+        RecursionError,
+    ) as error:  # ValueError: no UTF-8, no such date
+        raise UserError(
+            f"{path}: {' '.join(str(error).split())}",
+            allowed="a workspace folder with a params.yaml that is YAML in UTF-8",
+            next_step="mend the line named, or run from a workspace; `edgeloop init NAME DIR` makes one",
+        ) from error
+    if not isinstance(document, dict):
+        raise UserError(
+            f"{path} has no section at all but {type(document).__name__}: {str(document)[:40]!r}",
+            allowed="a mapping with a section for each stage",
+            next_step="copy the sections from the params.yaml at the repository's root",
+        )
+    return document
 
 
 def load_params(section: str, model: type[P], workspace: Path = Path()) -> P:
@@ -44,26 +76,18 @@ def load_params(section: str, model: type[P], workspace: Path = Path()) -> P:
     Raises:
         UserError: the file is missing or not YAML, the section is missing, or a value is not allowed.
     """
-    path = workspace / "params.yaml"
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(
-            f"{path}: {error}",
-            allowed="a workspace folder with a params.yaml",
-            next_step="run from a workspace, or make one with `edgeloop init NAME DIR`",
-        ) from error
-    if not isinstance(document, dict) or section not in document:
+    path, document = workspace / "params.yaml", read_params(workspace)
+    if section not in document:
         raise UserError(
             f"{path} has no section `{section}`",
             allowed=f"a mapping with a section for each stage, `{section}` among them",
             next_step=f"copy the section `{section}` from the params.yaml at the repository's root",
         )
     try:
-        return model.model_validate(document[section] or {})
+        return model.model_validate({} if document[section] is None else document[section])
     except ValidationError as error:
         lines = "; ".join(
-            f"{section}.{'.'.join(map(str, e['loc']))}: {e['msg']}, got {e['input']!r}"
+            f"{section}.{'.'.join(map(str, e['loc']))}: {e['msg']}, got {str(e['input'])[:80]!r}"
             for e in error.errors()
         )
         raise UserError(
@@ -89,17 +113,43 @@ class Stage(Generic[P]):
 
 @contextlib.contextmanager
 def stage(name: str, model: type[P], *, section: str | None = None) -> Iterator[Stage[P]]:
-    """Run a stage body: errors become one message on stderr and exit code 2 (user) or 3 (engine)."""
+    """Run a stage body: errors become one message on stderr and exit code 2 (user) or 3 (engine).
+
+    How long the body took goes to reports/measured/seconds: what else a build takes is overhead.
+    """
     try:
         check_environment()
         params = load_params(section or name, model)
         with only_process(name), tracking.stage_run(name, params.model_dump(mode="json")) as run:
+            started, cpu = time.monotonic(), _cpu_s()
             yield Stage(name, params, run)
+            took = {"seconds": time.monotonic() - started, "cpu_seconds": _cpu_s() - cpu}
+            write_json(SECONDS / f"{name}.json", {key: round(value, 3) for key, value in took.items()})
     except EdgeloopError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        if failure_file := os.environ.get(FAILURE_FILE):
+        _end(name, error)
+    except Exception as error:  # a bug, unless the disk is full: libraries call that by many names
+        if full := disk_full(error, Path()):
+            _end(name, full)
+        _leave_word(EngineError(f"{type(error).__name__}: {error}; its traceback stands above"))
+        raise
+
+
+def _cpu_s() -> float:
+    """Seconds of CPU of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def _end(name: str, error: EdgeloopError) -> NoReturn:
+    print(f"{name}: {error}", file=sys.stderr)
+    _leave_word(error)
+    raise SystemExit(error.exit_code) from error
+
+
+def _leave_word(error: EdgeloopError) -> None:
+    """Tell the build, when one runs this stage, why it failed."""
+    if failure_file := os.environ.get(FAILURE_FILE):
+        with contextlib.suppress(OSError):  # no room for that either: stderr has it
             write_json(Path(failure_file), {"exit_code": error.exit_code, "error": str(error)})
-        raise SystemExit(error.exit_code) from error
 
 
 def write_json(path: Path, values: Any) -> None:

@@ -24,6 +24,7 @@ def variants(reports: Path) -> list[dict[str, Any]]:
             "latency_ms": {p: benchmark[f"{name}/{p}_ms"] for p in ("p50", "p95", "p99")},
             "parity_max_rel_error": parity[f"{name}/max_rel_error"],
             "agreement": parity[f"{name}/agreement"],
+            "flags": benchmark[f"{name}/flags"].split(),
         }
         for name in sorted({key.split("/")[0] for key in convert if "/" in key})
     ]

@@ -3,7 +3,9 @@
 MLflow takes seconds to import and may be locked or down; a result must not wait for it or be lost with it. So
 a stage appends to a file in a spool folder and goes on, and one child a build (`tasks/tracking_writer.py`)
 carries the lines to MLflow while the stages work. What it could not deliver stays in the spool for the next
-build's writer. The one thing checked before the work starts is that the store answers at all.
+build's writer, with copies of the files to attach and with where the result came from, taken when the stage
+began: a delivery days later tells of that moment, not of its own. The one thing checked before the work
+starts is that the store answers at all.
 
 Where it goes: MLFLOW_TRACKING_URI when set, else SQLite and files under `.edgeloop` of the repository. Which
 build a run belongs to: EDGELOOP_BUILD_ID, which `edgeloop build` sets; else the `dvc repro` that started the
@@ -15,12 +17,13 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
-import urllib.error
-import urllib.request
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,11 +31,14 @@ from typing import Any, TextIO
 import psutil
 
 from fleet.device.errors import EdgeloopError, UserError
+from tasks import provenance
 from tasks.workspace import CODE, find_repository
 
 BUILD_ID = "EDGELOOP_BUILD_ID"
 BUILD_OWNER = "EDGELOOP_BUILD_OWNER"
 """Process id of what runs the build; its writer lives as long."""
+INPUTS = "EDGELOOP_STAGE_INPUTS"
+"""Tags over all that the stage reads, as JSON, where what started DVC had them at hand."""
 # Everything the tools this project uses would otherwise send to their makers.
 NO_TELEMETRY = {
     "DO_NOT_TRACK": "true",
@@ -42,15 +48,16 @@ NO_TELEMETRY = {
 }
 
 _ANSWER_TIMEOUT_S = 5.0
+_INPUTS_LIMIT_S = 60.0
 _BUILD_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Run:
     """One stage's run. Its methods return at once and never wait for MLflow."""
 
-    def __init__(self, spool: TextIO | None) -> None:
-        """A run that writes to the file `spool`, or nowhere."""
-        self._spool = spool
+    def __init__(self, spool: TextIO | None, copies: Path | None = None) -> None:
+        """A run that writes to the file `spool` and copies artifacts into the folder `copies`, or nowhere."""
+        self._spool, self._copies = spool, copies
 
     def metrics(self, values: Mapping[str, float], *, step: int | None = None) -> None:
         """Log numbers, at `step` for curves."""
@@ -58,8 +65,13 @@ class Run:
         self.tell(metrics=numbers, step=step or 0, time_ms=_now_ms())
 
     def artifact(self, path: Path) -> None:
-        """Attach a file as it is when the stage ends."""
-        self.tell(artifact=str(path.absolute()))
+        """Attach a file as it is now; told again, the later one counts."""
+        if self._copies is None:
+            return
+        self._copies.mkdir(exist_ok=True)
+        copy = Path(tempfile.mkdtemp(dir=self._copies)) / path.name
+        shutil.copyfile(path, copy)
+        self.tell(artifact=str(copy))
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Set tags."""
@@ -86,14 +98,17 @@ def stage_run(name: str, params: Mapping[str, Any]) -> Iterator[Run]:
     check_store(uri)
     folder = spool_folder(Path.cwd(), build)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}-{os.getpid()}.jsonl").open("w", encoding="utf-8") as spool:
-        run = Run(spool)
+    file = folder.absolute() / f"{name}-{os.getpid()}.jsonl"
+    address = os.environ.get("DVC_STAGE", "")  # set by DVC for the commands it runs
+    with file.open("w", encoding="utf-8") as spool, _inputs(file, address):
+        run = Run(spool, copies_of(file))
         run.tell(
             stage=name,
             params=_flat(params),
             build_id=build,
             workspace=str(Path.cwd()),
-            address=os.environ.get("DVC_STAGE", ""),  # set by DVC for the commands it runs
+            address=address,
+            origin=provenance.origin(Path.cwd()),
             process=identity(psutil.Process()),
             time_ms=_now_ms(),
         )
@@ -107,6 +122,57 @@ def stage_run(name: str, params: Mapping[str, Any]) -> Iterator[Run]:
             raise
         finally:
             run.tell(status=status, time_ms=_now_ms())
+
+
+def copies_of(file: Path) -> Path:
+    """Where the artifacts told of in a spool file are kept."""
+    return file.with_suffix(".files")
+
+
+def inputs_of(file: Path) -> Path:
+    """Where the tags over all that a spool file's stage reads are kept."""
+    return file.with_suffix(".inputs")
+
+
+def stage_name(address: str) -> str:
+    """A stage's name in its dvc.yaml, from how DVC addresses it: `presets/tiny/dvc.yaml:train`."""
+    return address.rpartition("dvc.yaml:")[2]
+
+
+@contextlib.contextmanager
+def _inputs(file: Path, address: str) -> Iterator[None]:
+    """Keep the tags over what the stage reads: known, or from a child that hashes while the stage begins."""
+    if not address:
+        yield
+        return
+    if known := os.environ.get(INPUTS):
+        inputs_of(file).write_text(known, encoding="utf-8")
+        yield
+        return
+    command = [sys.executable, "-m", "tasks.provenance", str(Path.cwd()), stage_name(address)]
+    with inputs_of(file).open("wb") as out:
+        child = subprocess.Popen(command, env=_child_environment(), stdout=out, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_INPUTS_LIMIT_S)
+
+
+def _child_environment() -> dict[str, str]:
+    code = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
+    return dict(os.environ) | NO_TELEMETRY | {"PYTHONPATH": code}
+
+
+def shown(uri: str) -> str:
+    """A store's URI as it may be printed: without user, password and query."""
+    parts = urllib.parse.urlsplit(uri)
+    if "@" not in parts.netloc and not parts.query:
+        return uri
+    host = parts.netloc.rpartition("@")[2]
+    return urllib.parse.urlunsplit(
+        (parts.scheme, f"***@{host}" if "@" in parts.netloc else host, parts.path, "", "")
+    )
 
 
 def tracking_uri(folder: Path) -> str:
@@ -132,6 +198,8 @@ def check_store(uri: str) -> None:
     """
     try:
         if uri.startswith(("http://", "https://")):
+            import urllib.request  # 40 ms that stages with the embedded store need not spend
+
             urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=_ANSWER_TIMEOUT_S).close()  # noqa: S310  # http(s)
         elif uri.startswith("sqlite:///"):
             database = Path(uri.removeprefix("sqlite:///"))
@@ -142,10 +210,10 @@ def check_store(uri: str) -> None:
                     connection.execute("select count(*) from sqlite_master").fetchone()
         elif not uri.startswith(("postgresql", "mysql", "mssql")):
             raise ValueError("this kind of store is not known")  # noqa: TRY301  # one message for all
-    except (urllib.error.URLError, OSError, ValueError, sqlite3.Error) as error:
+    except (OSError, ValueError, sqlite3.Error) as error:
         raise UserError(
-            f"MLflow at {uri}: {error}",
-            allowed="a tracking store that answers",
+            f"MLflow at {shown(uri)}: {error}",
+            allowed="a store that answers: sqlite:///FILE, http(s)://HOST, postgresql, mysql or mssql",
             next_step="start that server or unset MLFLOW_TRACKING_URI; move a damaged .edgeloop/mlflow.db "
             "away: builds go on with a new one, models and reports are not in it",
         ) from error
@@ -211,9 +279,9 @@ def start_writer(folder: Path, owner: psutil.Process, uri: str) -> None:
     with sole_writer(folder) as free:
         if not free:
             return
-    env = os.environ | NO_TELEMETRY | {"MLFLOW_LOGGING_LEVEL": "WARNING"}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "tasks.tracking_writer", str(folder), uri, json.dumps(identity(owner))]
+    # By the environment, which only this user can read: a store's URI may hold a password.
+    env = _child_environment() | {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_TRACKING_URI": uri}
+    command = [sys.executable, "-m", "tasks.tracking_writer", str(folder), json.dumps(identity(owner))]
     with (folder / "writer.log").open("ab") as log:
         # A session of its own: Ctrl-C ends the stage, and the writer lives on to say so.
         subprocess.Popen(

@@ -1,20 +1,24 @@
 """The child that carries a build's spooled messages to MLflow.
 
-    python -m tasks.tracking_writer FOLDER URI OWNER
+    MLFLOW_TRACKING_URI=... python -m tasks.tracking_writer FOLDER OWNER
 
 FOLDER holds one file a stage, JSON lines:
 
-    {"stage", "params", "build_id", "workspace", "address", "process", "time_ms"}    first
+    {"stage", "params", "build_id", "workspace", "address", "origin", "process", "time_ms"}    first
     {"metrics", "step", "time_ms"} | {"artifact"} | {"tags"}                         any number
     {"status", "time_ms"}                                                 last; missing: it was killed
+
+beside them copies of the artifacts, and the tags over what the stage read (`tasks/tracking.py` says where).
+Nothing here is looked up when it is delivered: by then it may have changed.
 
 OWNER is the process that runs the build, as [id, start time]; the writer ends after it, when all is written.
 A file that could not be delivered stays, with how far it got, for the writer of a later build.
 """
 
 import contextlib
-import importlib.metadata
 import json
+import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -23,9 +27,8 @@ from typing import Any
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
-from tasks import provenance
 from tasks.mlflow_store import Store
-from tasks.tracking import is_alive, sole_writer
+from tasks.tracking import copies_of, inputs_of, is_alive, sole_writer, stage_name
 from tasks.workspace import workspace_name
 
 _POLL_S = 0.3
@@ -47,7 +50,7 @@ class StageFile:
         if self._state.exists():
             self.state: dict[str, Any] = json.loads(self._state.read_text(encoding="utf-8"))
         else:
-            self._save(offset=0, origin=origin(self.opening), artifacts=[])
+            self._save(offset=0, artifacts=[])
 
     def _save(self, **state: Any) -> None:
         self.state = state
@@ -83,7 +86,7 @@ class StageFile:
         o, workspace = self.opening, workspace_name(Path(self.opening["workspace"]))
         parent = store.parent_run(workspace, o["build_id"], started_ms=o["time_ms"])
         tags = {"mlflow.parentRunId": parent, "kind": "stage", "stage": o["stage"], "workspace": workspace}
-        tags |= {"build_id": o["build_id"], "dvc_stage": _name(o["address"])} | self.state["origin"]
+        tags |= {"build_id": o["build_id"], "dvc_stage": stage_name(o["address"])} | o.get("origin", {})
         experiment = store.experiment(workspace)
         run = store.call(
             lambda: store.client.create_run(
@@ -108,15 +111,26 @@ class StageFile:
             store.call(lambda: client.log_batch(run_id, params=params, tags=tags))
 
     def _end(self, store: Store, end: dict[str, Any]) -> None:
-        """Attach the artifacts and close the run; a build's status is that of the stage that ended last."""
+        """Attach what is kept and close the run; a build's status is that of the stage that ended last."""
         client, run_id = store.client, self.state["run_id"]
+        tags = [RunTag(key, value) for key, value in self._inputs().items()]
+        store.call(lambda: client.log_batch(run_id, tags=tags))
         for path in dict.fromkeys(self.state["artifacts"]):
             if Path(path).is_file():
                 store.call(lambda path=path: client.log_artifact(run_id, path))  # type: ignore[misc]  # as above
         for run in (run_id, self.state["parent_id"]):
             store.call(lambda run=run: client.set_terminated(run, end["status"], end["time_ms"]))  # type: ignore[misc]  # as above
-        self.path.unlink()
-        self._state.unlink()
+        shutil.rmtree(copies_of(self.path), ignore_errors=True)
+        for file in (inputs_of(self.path), self.path, self._state):
+            file.unlink(missing_ok=True)
+
+    def _inputs(self) -> dict[str, str]:
+        """Tags over what the stage read; none without DVC, or when the stage was killed as it began."""
+        try:
+            tags: dict[str, str] = json.loads(inputs_of(self.path).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return tags
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -126,25 +140,6 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         print(f"a line cannot be read and was left out: {line[:80]!r}", flush=True)
         return None
     return message
-
-
-def origin(opening: dict[str, Any]) -> dict[str, str]:
-    """The tags that lead from a stage's run to what it was computed from."""
-    workspace = Path(opening["workspace"])
-    tags = {
-        "git_commit": provenance.git_commit(workspace),
-        "dvc_lock_sha256": provenance.lock_sha256(workspace),
-        "engine_version": importlib.metadata.version("MNN"),
-    }
-    if opening["address"]:  # run alone, without DVC, a stage has no hashed inputs
-        inputs = provenance.inputs_now(workspace, _name(opening["address"]))
-        tags |= {"stage_hash": inputs.stage_hash, "data_digest": inputs.data_digest}
-    return tags
-
-
-def _name(address: str) -> str:
-    """A stage's name in its dvc.yaml, from how DVC addresses it: `presets/tiny/dvc.yaml:train`."""
-    return address.rpartition("dvc.yaml:")[2]
 
 
 class Spool:
@@ -159,7 +154,7 @@ class Spool:
         return sorted(self.folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
 
     def take_up(self) -> None:
-        """Note where each new stage's inputs stand before anything changes them."""
+        """Open the files of stages that are new."""
         for path in self.pending():
             if path in self._files or not path.stat().st_size:
                 continue
@@ -199,7 +194,7 @@ def carry(spool: Spool, uri: str, owner: list[float], *, grace_s: float = _GRACE
 
 def main() -> None:
     """Carry this build's messages, then those that earlier builds had to leave."""
-    folder, uri, owner = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    folder, uri, owner = Path(sys.argv[1]), os.environ["MLFLOW_TRACKING_URI"], json.loads(sys.argv[2])
     left = [other for other in folder.parent.iterdir() if other != folder and other.is_dir()]
     for each, lives_for in [(folder, owner), *((other, [0.0, 0.0]) for other in left)]:
         if each.is_dir():

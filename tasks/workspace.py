@@ -1,9 +1,11 @@
 """Workspaces: folders with params.yaml and dvc.yaml; and whether what runs is what their hashes speak of."""
 
 import contextlib
+import errno
 import fcntl
 import importlib.metadata
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -99,6 +101,35 @@ def check_environment() -> None:
                     allowed=f"{pin}, as {file} pins it",
                     next_step=f"`make setup`; to upgrade edit {file}: what it computes is built again",
                 )
+
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_ROOM_BYTES = 1 << 20
+"""With less free, an error that says nothing of the disk (torch's, SQLite's) still comes from it."""
+
+
+def disk_full(error: BaseException, folder: Path) -> UserError | None:
+    """The error to show when `error` came from a disk without room; None when it did not."""
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    told = next(filter(_is_no_room, chain), None)
+    free = shutil.disk_usage(folder).free
+    if told is None and free >= _NO_ROOM_BYTES:
+        return None
+    told = told or chain[-1]
+    where = getattr(told, "filename", None) or folder.absolute()
+    return UserError(
+        f"no room to write {where}: {getattr(told, 'strerror', None) or told}; {free / 1e9:.1f} GB free",
+        allowed="a disk, quota and file size limit (`ulimit -f`) with room for data and models",
+        next_step="free some space (`dvc gc --workspace` removes old builds), then build again: it goes on",
+    )
+
+
+def _is_no_room(error: BaseException) -> bool:
+    if type(error).__module__ == "sqlite3":
+        return str(error) in ("disk I/O error", "database or disk is full")
+    return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def test_the_build_prints_its_json(tiny_build):
         assert variant["macs"] > 0
         assert 0 <= variant["top1"] <= 1
         assert set(variant) == {
-            "name", "top1", "size_bytes", "macs", "latency_ms", "parity_max_rel_error", "agreement"
+            "name", "top1", "size_bytes", "macs", "latency_ms", "parity_max_rel_error", "agreement", "flags"
         }  # fmt: skip
 
 
@@ -128,6 +128,18 @@ def test_a_second_build_has_nothing_to_do(tiny_build):
     assert (tiny_build.workspace / "dvc.lock").read_bytes() == before
 
 
+def test_bare_dvc_repro_finds_the_build_up_to_date(tiny_build):
+    """As the README shows it, from the root or inside: the probe runs, as it always does, and no more."""
+    before = (tiny_build.workspace / "dvc.lock").read_bytes()
+    for folder, targets in ((tiny_build.clone, ["presets/tiny/dvc.yaml"]), (tiny_build.workspace, [])):
+        command = [sys.executable, "-m", "dvc", "repro", *targets]
+        env = environment(tiny_build.clone)
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert [stage.rpartition(":")[2] for stage in _ran(done.stdout)] == ["probe@local"]
+    assert (tiny_build.workspace / "dvc.lock").read_bytes() == before
+
+
 @pytest.fixture
 def params(tiny_build):
     """The tiny workspace's params.yaml, put back afterwards, with what the stages made of it."""
@@ -161,6 +173,31 @@ def test_a_misspelt_parameter_ends_the_build_with_exit_2(tiny_build, params):
     assert answer["exit_code"] == 2
     assert "min_topp1" in answer["error"]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["root: [", "- 1\n", "devices: local\n", b"\xff", None],
+    ids=["YAML", "list", "type", "bytes", "none"],
+)
+def test_a_broken_workspace_stops_no_other(tiny_build, content):
+    """Someone's broken workspaces/NAME is its own trouble: another one's build goes on, `doctor` names it."""
+    broken = tiny_build.clone / "workspaces" / "broken"
+    broken.mkdir(parents=True)
+    (broken / "dvc.yaml").symlink_to("../../dvc.yaml")
+    if content is None:
+        (broken / "params.yaml").mkdir()
+    else:
+        (broken / "params.yaml").write_bytes(content.encode() if isinstance(content, str) else content)
+    try:
+        done = edgeloop(tiny_build.clone, "build", "--preset", "tiny")
+        assert done.returncode == 0, done.stderr
+        assert "nothing to do" in done.stdout
+        own = edgeloop(tiny_build.clone, "build", "--preset", "broken", "--json")
+        assert own.returncode == 2, own.stderr
+        assert "broken/params.yaml" in json.loads(own.stdout)["error"]
+    finally:
+        shutil.rmtree(tiny_build.clone / "workspaces")
 
 
 def test_killed_builds_and_a_second_clone_come_to_the_same_bytes(tiny_build, make_clone):

@@ -5,7 +5,8 @@ import json
 import pytest
 from clones import edgeloop
 
-from flows.cli import main
+from flows.build import Built
+from flows.cli import _print_built, main
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,32 @@ def test_exit_codes(arguments, code, capsys):
         main(arguments)
     assert exit_.value.code == code
     assert "Traceback" not in capsys.readouterr().err
+
+
+def _built(*flags: str) -> Built:
+    latency = {"p50": 0.1, "p95": 0.2, "p99": 0.3}
+    quiet = {"name": "quiet", "top1": 1.0, "size_bytes": 1, "macs": 1, "latency_ms": latency, "flags": []}
+    quiet |= {"parity_max_rel_error": 0.0, "agreement": 1.0}
+    rows = [quiet, quiet | {"name": "marked", "flags": list(flags)}]
+    gate = {"verdict": "pass", "checks": []}
+    return Built(preset="p", seconds=1.0, variants=rows, gate=gate, registered=None, ran=[])
+
+
+def test_a_noisy_latency_is_marked_and_the_mark_explained(capsys):
+    """A number from a busy host does not look like one from a quiet host; --json carries the flags."""
+    _print_built(_built("noisy"))
+    quiet, marked, legend = capsys.readouterr().out.splitlines()[1:4]
+    assert "*" not in quiet
+    assert marked.count(" ms*") == 3
+    assert "* latency" in legend
+    assert "busy" in legend
+    assert json.loads(_built("noisy").to_json())["variants"][1]["flags"] == ["noisy"]
+
+
+def test_without_flags_there_is_no_legend(capsys):
+    """Nothing to explain, nothing explained."""
+    _print_built(_built())
+    assert "*" not in capsys.readouterr().out
 
 
 def test_help_names_every_command(capsys):

@@ -61,5 +61,5 @@ def test_an_unforeseen_error_of_a_stage_stops_the_build(tmp_path, monkeypatch):
         upstream={"a": frozenset(), "b": frozenset({"a"})}, stale=frozenset({"a", "b"}), always=frozenset()
     )
     with pytest.raises(OSError, match="No space left"):
-        build.walk(Workspace(name="w", path=tmp_path, repository=tmp_path), plan, "build-test")
+        build.walk(Workspace(name="w", path=tmp_path, repository=tmp_path), plan, "build-test", lambda: None)
     assert ran == ["a"]

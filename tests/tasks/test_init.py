@@ -1,5 +1,8 @@
 """`edgeloop init`: a workspace for someone's own images, or one clear error."""
 
+import os
+import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +11,7 @@ import yaml
 from PIL import Image
 
 from fleet.device.errors import UserError
-from flows.doctor import check_workspace
+from flows.doctor.workspace import check_workspace
 from tasks.init import init_workspace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,10 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository with the default workspace's parameters only."""
+    """A repository with the default workspace's parameters and the graph only."""
     root = tmp_path / "repository"
     root.mkdir()
-    (root / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    for name in ("params.yaml", "dvc.yaml"):
+        (root / name).write_bytes((ROOT / name).read_bytes())
     return root
 
 
@@ -42,7 +46,7 @@ def test_a_workspace_refers_to_the_images_where_they_lie(repository, tmp_path):
     assert (made.path / params["root"]).resolve() == repository
     assert not params["gate"]  # not the digits' accuracy floor
     assert "flip" in params["train"]["augment"]
-    assert {f.status for f in check_workspace(made.path)} == {"ok"}
+    assert {f.status for f in check_workspace(made)} == {"ok"}
     assert (made.path / "dvc.yaml").readlink() == Path("../../dvc.yaml")
     assert (found.images_count, found.classes_count, found.side_px) == (6, 2, 100)
 
@@ -110,3 +114,54 @@ def test_a_newline_in_the_path_stays_in_its_line(repository, tmp_path):
     params = yaml.safe_load((made.path / "params.yaml").read_text(encoding="utf-8"))
     assert params["prepare"]["source"]["path"] == str(images)
     assert not params["gate"]
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (b"images/class 0/caf\xe9.png", r"caf\xe9.png"),
+        (b"images/class \xe9/1.png", r"class \xe9"),
+        (b"imag\xe9s/class 0/1.png", r"imag\xe9s"),
+    ],
+    ids=["file", "class folder", "source folder"],
+)
+def test_names_that_are_not_utf8_are_refused(repository, tmp_path, place, said):
+    """DVC crashes on them at the first build: `init` names the file, escaped, and makes no workspace."""
+    _images(tmp_path / "images")
+    file = tmp_path / os.fsdecode(place)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(tmp_path / "images" / "class 1" / "ü 0.png", file)
+    source = file.parents[1]
+    with pytest.raises(UserError) as refused:
+        init_workspace(repository, "mine", source)
+    assert said in refused.value.got
+    str(refused.value).encode("utf-8")  # it can be printed
+    assert not (repository / "workspaces").exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_dvc_cannot_hash_is_refused(repository, tmp_path, kind):
+    """DVC would wait at a pipe for ever, and crash at a link that leads nowhere."""
+    images = _images(tmp_path / "images")
+    odd = images / "class 0" / "odd"
+    os.mkfifo(odd) if kind == "pipe" else odd.symlink_to("nowhere")
+    with pytest.raises(UserError, match="class 0/odd"):
+        init_workspace(repository, "mine", images)
+
+
+def test_a_folder_of_links_is_accepted(repository, tmp_path):
+    """Links to files and folders inside are images as others are."""
+    images = _images(tmp_path / "images")
+    (images / "class 0" / "again.png").symlink_to("ü 0.png")
+    (images / "class 0" / "loop").symlink_to("../class 0")
+    init_workspace(repository, "mine", images)
+
+
+def test_a_tar_may_hold_names_in_any_encoding(repository, tmp_path):
+    """DVC hashes the archive; `prepare` reads the names inside."""
+    images = _images(tmp_path / "images")
+    with tarfile.open(tmp_path / "images.tar", "w", encoding="latin-1") as archive:
+        archive.add(images, "images")
+    made, found = init_workspace(repository, "mine", tmp_path / "images.tar")
+    assert found.images_count == 6
+    assert made.path.is_dir()

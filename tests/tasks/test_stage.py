@@ -1,12 +1,17 @@
 """The frame of a stage: what it accepts from params.yaml and how it fails."""
 
+import errno
 import json
+import shutil
+import sqlite3
+import time
 
 import pytest
 from pydantic import Field
 
 from fleet.device.errors import EngineError, UserError
-from tasks.stage import Params, load_params, read_json, stage, write_json
+from tasks.stage import FAILURE_FILE, SECONDS, Params, load_params, read_json, stage, write_json
+from tasks.workspace import disk_full
 
 
 class DemoParams(Params):
@@ -37,8 +42,8 @@ def test_an_empty_section_takes_the_defaults(workspace):
         ("demo: {epochs: -1}\n", "demo.epochs"),
         ("demo: [1]\n", "demo"),
         ("demo: {epochs: [\n", "params.yaml"),
-        ("- 1\n", "no section `demo`"),
-        ("", "no section `demo`"),
+        ("- 1\n", "no section at all"),
+        ("", "no section at all"),
     ],
 )
 def test_a_wrong_params_file_names_the_place(workspace, text, got):
@@ -68,6 +73,54 @@ def test_an_error_ends_the_stage_with_its_code_and_text(workspace, capsys, error
     assert exit_info.value.code == code
     assert capsys.readouterr().err.strip().endswith(f"demo: {error}")
     assert not (workspace / "reports").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device", "models/x"),
+        OSError(errno.EFBIG, "File too large", "models/x"),
+        sqlite3.OperationalError("database or disk is full"),
+    ],
+    ids=repr,
+)
+def test_a_full_disk_is_the_users_to_mend(workspace, monkeypatch, capsys, error):
+    """Whatever library met it: exit 2, and the build reads why."""
+    (workspace / "params.yaml").write_text("demo: {}\n", encoding="utf-8")
+    monkeypatch.setenv(FAILURE_FILE, str(workspace / "failure.json"))
+    with pytest.raises(SystemExit) as exit_info, stage("demo", DemoParams):
+        raise RuntimeError("torch could not write") from error
+    assert exit_info.value.code == 2
+    assert "no room to write" in capsys.readouterr().err
+    assert "free some space" in json.loads((workspace / "failure.json").read_text())["error"]
+
+
+def test_a_disk_without_room_explains_any_error(workspace, monkeypatch):
+    """torch says `file write failed`; that there is no byte left says why."""
+    usage = shutil.disk_usage(workspace)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=0))
+    assert "file write failed" in disk_full(RuntimeError("file write failed"), workspace).got
+    monkeypatch.undo()
+    assert disk_full(RuntimeError("file write failed"), workspace) is None
+
+
+def test_a_bug_leaves_its_name_and_its_traceback(workspace, monkeypatch):
+    """An unforeseen error comes through, and the build reads what it was."""
+    (workspace / "params.yaml").write_text("demo: {}\n", encoding="utf-8")
+    monkeypatch.setenv(FAILURE_FILE, str(workspace / "failure.json"))
+    with pytest.raises(ZeroDivisionError), stage("demo", DemoParams):
+        raise ZeroDivisionError("1/0")
+    said = json.loads((workspace / "failure.json").read_text())
+    assert said["exit_code"] == 3
+    assert "ZeroDivisionError: 1/0" in said["error"]
+
+
+def test_the_time_a_stage_computed_is_measured(workspace):
+    """Only the body counts, and only when it came to an end."""
+    (workspace / "params.yaml").write_text("demo: {}\n", encoding="utf-8")
+    with stage("demo", DemoParams):
+        time.sleep(0.05)
+    assert 0.05 <= read_json(workspace / SECONDS / "demo.json")["seconds"] < 5
 
 
 def test_json_is_the_same_bytes_whatever_the_order(tmp_path):

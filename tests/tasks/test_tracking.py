@@ -1,6 +1,7 @@
 """Tracking: what a stage says arrives in MLflow, and MLflow's troubles do not reach the stage."""
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -160,6 +162,77 @@ def test_a_store_that_fails_keeps_the_spool(tmp_path):
     missing = f"sqlite:///{tmp_path}/file/mlflow.db"  # below a file there is no folder
     tracking_writer.carry(tracking_writer.Spool(folder), missing, [0, 0.0], grace_s=0.0)
     assert file.exists()
+
+
+def test_what_is_told_is_what_was_there_then(tmp_path, monkeypatch):
+    """Files are copied when told, origin is taken when the stage begins; a later delivery changes neither."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DVC_STAGE", raising=False)
+    monkeypatch.setenv(tracking.BUILD_ID, "then")
+    monkeypatch.setattr(tracking, "start_writer", lambda folder, owner, uri: None)
+    report = tmp_path / "report.json"
+    (tmp_path / "dvc.lock").write_text("then", encoding="utf-8")
+    with tracking.stage_run("gate", {}) as run:
+        report.write_text("first", encoding="utf-8")
+        run.artifact(report)
+        report.write_text("then", encoding="utf-8")
+        run.artifact(report)
+    report.write_text("now", encoding="utf-8")
+    (tmp_path / "dvc.lock").write_text("now", encoding="utf-8")
+    (file,) = tracking.spool_folder(tmp_path, "then").glob("*.jsonl")
+    delivered, tags = [], {}
+
+    class Client:
+        """Keeps what it is given."""
+
+        def create_run(self, experiment, *, start_time, tags, run_name):
+            self.tags = tags
+            return SimpleNamespace(info=SimpleNamespace(run_id="r"))
+
+        def log_batch(self, run_id, metrics=(), params=(), tags=()):
+            pass
+
+        def log_artifact(self, run_id, path):
+            delivered.append((Path(path).name, Path(path).read_text(encoding="utf-8")))
+
+        def set_terminated(self, run_id, status, end_time):
+            tags["status"] = status
+
+    store = SimpleNamespace(
+        client=Client(),
+        call=lambda action: action(),
+        experiment=lambda workspace: "e",
+        parent_run=lambda workspace, build_id, started_ms: "p",
+    )
+    assert tracking_writer.StageFile(file).deliver(store)
+    assert delivered == [("report.json", "first"), ("report.json", "then")]
+    assert store.client.tags["dvc_lock_sha256"] == hashlib.sha256(b"then").hexdigest()
+    assert list(file.parent.glob("gate-*")) == []  # nothing is left of it
+
+
+def test_a_store_s_password_is_on_no_command_line(tmp_path, monkeypatch):
+    """What `ps` shows to everybody has no URI; the child finds it in its environment."""
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **more: started.append((command, more)))
+    uri = "postgresql://me:s3cret@db.example.org/runs"
+    tracking.start_writer(tmp_path, psutil.Process(), uri)
+    ((command, more),) = started
+    assert not any("s3cret" in word for word in command)
+    assert more["env"]["MLFLOW_TRACKING_URI"] == uri
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("http://me:s3cret@host:5000/x", "http://***@host:5000/x"),
+        ("postgresql://db/runs?user=me&password=s3cret", "postgresql://db/runs"),
+        ("sqlite:////tmp/a b/mlflow.db", "sqlite:////tmp/a b/mlflow.db"),
+    ],
+)
+def test_a_password_is_not_printed(uri, said):
+    """Errors and warnings name the store without user, password and query."""
+    assert tracking.shown(uri) == said
 
 
 def test_the_writer_ends_with_its_build(workspace, finished):

@@ -50,12 +50,12 @@ def test_another_copy_of_the_code_is_refused(monkeypatch, tmp_path):
 
 def test_another_engine_than_the_pinned_one_is_refused(monkeypatch):
     """The pin is a dependency of the stages; with another wheel it would lie."""
-    versions = {"MNN": "3.5.0"}
+    versions = {"mnn": "3.5.0"}
     real = workspace.importlib.metadata.version
     monkeypatch.setattr(
         workspace.importlib.metadata, "version", lambda name: versions.get(name) or real(name)
     )
-    with pytest.raises(UserError, match=r"MNN 3\.5\.0 installed"):
+    with pytest.raises(UserError, match=r"mnn 3\.5\.0 installed"):
         workspace.check_environment()
 
 
