@@ -32,8 +32,8 @@ def collect(workspace: Path) -> dict[str, Any]:
     for row in variants(reports):
         name = row["name"]
         extra = {"int8_ops": parity.get(f"{name}/int8_ops_count"), "cosine": parity[f"{name}/cosine"]}
-        flags = {"latency_flags": " ".join(row.pop("flags")), "latency_n": bench[f"{name}/n"]}
-        rows.append(row | extra | flags | {"test_n": parity[f"{name}/n"]})
+        counts = {"latency_n": bench[f"{name}/n"], "test_n": parity[f"{name}/n"]}
+        rows.append(row | extra | counts)
     return {
         "machine": {
             key: device[key] for key in ("soc", "cores_count", "memory_gib", "os_build", "engine_version")
@@ -103,7 +103,7 @@ def _order(row: dict[str, Any]) -> tuple[int, int]:
 
 
 def _row(row: dict[str, Any]) -> str:
-    noisy = " (noisy)" if row["latency_flags"] else ""
+    noisy = " (noisy)" if row["flags"] else ""
     cells = (
         row["name"],
         f"{100 * row['top1']:.2f}",

@@ -55,7 +55,7 @@ def rows(builds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
                     "top-1 %": f"{statistics.median(top1):.2f} ({min(top1):.2f} to {max(top1):.2f})",
                     "size MB": of[0]["size_bytes"] / 1e6,
                     "P50 ms": statistics.median(r["latency_ms"]["p50"] for r in of),
-                    "noisy runs": sum(bool(r["latency_flags"]) for r in of),
+                    "noisy runs": sum(bool(r["flags"]) for r in of),
                     "same prediction as torch %": 100 * statistics.median(r["agreement"] for r in of),
                     "int8 ops": of[0]["int8_ops"] or 0,
                     "test n": of[0]["test_n"],
