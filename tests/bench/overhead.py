@@ -25,8 +25,8 @@ from tasks.workspace import workspaces
 
 _TEXT = (
     "A stage's seconds are those inside its frame; its process start and imports count as overhead, as do"
-    " DVC, Prefect, registration and waiting for MLflow. CPU seconds are those of all processes but the one that"
-    " carries runs to MLflow. The budget is 25 % on digits; a build with nothing to do has 3 s."
+    " DVC, Prefect, registration and waiting for MLflow. CPU seconds are those of all processes but the one"
+    " that carries runs to MLflow. The budget is 25 % on digits; a build with nothing to do has 3 s."
 )
 
 
