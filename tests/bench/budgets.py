@@ -64,8 +64,8 @@ def main() -> None:
         {
             "title": "Budgets of the build line",
             "command": "python tests/bench/budgets.py",
-            "text": "Each number comes from the other pages of this folder, which say how it was measured and with"
-            " what n. A negative loss is a gain.",
+            "text": "Each number comes from the other pages of this folder, which say how it was measured and"
+            " with what n. A negative loss is a gain.",
             "conditions": conditions(),
             "rows": rows,
         },
