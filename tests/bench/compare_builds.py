@@ -3,7 +3,7 @@
     python tests/bench/compare_builds.py relu6 --preset clothing --set train.activation=relu6 --seeds 0 1 2
 
 Each build runs in a scratch clone of the last commit that shares this repository's DVC cache, so what was
-built before is taken from there. With more than one seed, `train`, `prune` and `quantize` all get each seed.
+built before is taken from there. A seed is that of training, pruning and QAT alike.
 """
 
 import argparse
@@ -23,17 +23,20 @@ ROOT = Path(__file__).resolve().parents[2]
 _SEEDED = ("train", "prune", "quantize")
 
 
-def build(clone: Path, preset: str, changes: dict[str, Any], seed: int) -> dict[str, Any]:
+def build(clone: Path, preset: str, committed: str, changes: dict[str, Any], seed: int) -> dict[str, Any]:
     """The record of `tasks.results` of one build with `changes`, as section.key: value, to the preset."""
     workspace = clone / "presets" / preset
-    params = yaml.safe_load((ROOT / "presets" / preset / "params.yaml").read_text(encoding="utf-8"))
-    for section in _SEEDED:
-        params[section]["seed"] = seed
-    for name, value in changes.items():
-        section, key = name.split(".")
-        params[section][key] = value
-    if seed or changes:  # else the file stays as it is, and so does what was built from it
-        (workspace / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False), encoding="utf-8")
+    params = yaml.safe_load(committed)
+    seeds = {f"{section}.seed": seed for section in _SEEDED} if seed else {}
+    for name, value in (seeds | changes).items():
+        *sections, key = name.split(".")
+        section = params
+        for inner in sections:
+            section = section.setdefault(inner, {})
+        section[key] = value
+    # Unchanged params are written as they were: DVC then finds what was built from them.
+    text = yaml.safe_dump(params, sort_keys=False) if params != yaml.safe_load(committed) else committed
+    (workspace / "params.yaml").write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "flows", "build", "--preset", preset, "--json"]
     done = subprocess.run(command, cwd=clone, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, 1):  # 1: the gate refused, which is a result
@@ -83,8 +86,9 @@ def main() -> None:
         (clone.parent / "shared").symlink_to(ROOT.parent / "shared")
         cache = ["dvc", "cache", "dir", "--local", str(ROOT / ".dvc" / "cache")]
         subprocess.run([sys.executable, "-m", *cache], cwd=clone, check=True)
+        committed = (clone / "presets" / chosen.preset / "params.yaml").read_text(encoding="utf-8")
         builds = {
-            setting: [build(clone, chosen.preset, changes, seed) for seed in chosen.seeds]
+            setting: [build(clone, chosen.preset, committed, changes, seed) for seed in chosen.seeds]
             for setting, changes in settings.items()
         }
     write(
