@@ -30,14 +30,10 @@ def load_feeds(folder: Path, run: dict[str, Any]) -> dict[str, Array]:
         return {name: file[str(index)] for index, name in enumerate(run["names"])}
 
 
-def save_outputs(
-    folder: Path, index: int, outputs: dict[str, Array], *, ops: list[tuple[str, str, bool]]
-) -> None:
+def save_outputs(folder: Path, index: int, outputs: dict[str, Array]) -> None:
     """Write one run's outputs; the JSON comes last, so that its presence means the run is complete."""
     np.savez(folder / f"out-{index}.npz", **{str(i): v for i, v in enumerate(outputs.values())})  # type: ignore[arg-type]  # numpy types savez's **kwds as bool
-    (folder / f"out-{index}.json").write_text(
-        json.dumps({"names": list(outputs), "ops": ops}), encoding="utf-8"
-    )
+    (folder / f"out-{index}.json").write_text(json.dumps(list(outputs)), encoding="utf-8")
 
 
 def reference(model: Path, folder: Path, plan: list[dict[str, Any]], *, optimized: bool) -> None:
@@ -57,30 +53,26 @@ def reference(model: Path, folder: Path, plan: list[dict[str, Any]], *, optimize
         except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors share no narrower base
             (folder / f"error-{index}.txt").write_text(str(error), encoding="utf-8")
             continue
-        save_outputs(folder, index, dict(zip(names, map(np.asarray, values), strict=True)), ops=[])
+        save_outputs(folder, index, dict(zip(names, map(np.asarray, values), strict=True)))
 
 
 def engine(model: Path, folder: Path, plan: list[dict[str, Any]]) -> None:
-    """Run every entry of the plan in MNN: traced when a session is new, plainly otherwise."""
+    """Run every entry of the plan in MNN."""
     from fleet.device.engine import Session
 
     session: Session | None = None
     for index, run in enumerate(plan):
         feeds = load_feeds(folder, run)
         try:
-            ops: list[tuple[str, str, bool]] = []
             if session is None or run["fresh"]:
                 if session is not None:
                     session.close()
                 session = Session(model, shapes={name: value.shape for name, value in feeds.items()})
-                outputs, trace = session.trace(feeds)
-                ops = [(op.name, op.type, op.int8) for op in trace]
-            else:
-                outputs = session.run(feeds)
+            outputs = session.run(feeds)
         except EdgeloopError as error:
             (folder / f"error-{index}.txt").write_text(str(error), encoding="utf-8")
             return
-        save_outputs(folder, index, outputs, ops=ops)
+        save_outputs(folder, index, outputs)
 
 
 def bisect(model: Path, folder: Path, plan: list[dict[str, Any]], onnx_path: Path, tolerance: float) -> None:

@@ -36,8 +36,6 @@ class Done:
     outputs: Outputs | None
     """None when the run failed or was never reached."""
     error: str = ""
-    ops: tuple[tuple[str, str, bool], ...] = ()
-    """Engine, first run of a session only: (name, type, computed in int8) of each operator that executed."""
 
 
 def run_plan(
@@ -103,10 +101,10 @@ def _wait(arguments: Sequence[str], timeout_s: float, malloc_fill: int | None) -
 def _read(folder: Path, index: int, end: str) -> Done:
     record, error = folder / f"out-{index}.json", folder / f"error-{index}.txt"
     if record.exists():
-        meta = json.loads(record.read_text(encoding="utf-8"))
+        names = json.loads(record.read_text(encoding="utf-8"))
         with np.load(folder / f"out-{index}.npz", allow_pickle=False) as file:
-            outputs = {name: file[str(i)] for i, name in enumerate(meta["names"])}
-        return Done(outputs=outputs, ops=tuple((n, t, i) for n, t, i in meta["ops"]))
+            outputs = {name: file[str(i)] for i, name in enumerate(names)}
+        return Done(outputs=outputs)
     if error.exists():
         return Done(outputs=None, error=error.read_text(encoding="utf-8").strip())
     return Done(outputs=None, error=end or "was not reached")
