@@ -87,7 +87,8 @@ class Calibration:
             )
         step = max(2, min(_KEPT, len(different) // batch))
         kept = different[step // 2 :: step]
-        measured = tuple(file for file in different if file not in set(kept))
+        apart = set(kept)
+        measured = tuple(file for file in different if file not in apart)
         return Split(
             measured=replace(self, files=measured), kept=replace(self, files=kept), count=len(different)
         )

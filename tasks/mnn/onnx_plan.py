@@ -99,7 +99,7 @@ class Inputs:
     """Inputs made from real images, used first at the shape they have."""
     only_images: bool = False
     """Leave random inputs out: int8 scales are meant for real ones."""
-    largest: Mapping[str, float] | None = None
+    largest: Mapping[str, float] = field(default_factory=dict)
     """Largest |value| of an input that the model is made for; others are as drawn."""
 
 
@@ -125,7 +125,7 @@ def plan_parity(path: Path, model: onnx.ModelProto, inputs: Inputs, *, timeout_s
 
     def draw(shapes: Shapes, kind: str, seed: int) -> Feeds:
         feeds = seeded_feeds(declared, shapes, kind, seed, halves=halves, indices=indices)
-        return {name: _scaled(value, (inputs.largest or {}).get(name)) for name, value in feeds.items()}
+        return {name: _scaled(value, inputs.largest.get(name)) for name, value in feeds.items()}
 
     def attempt(shapes: Shapes) -> tuple[list[Sample], str]:
         drawn = list(_draw(declared, shapes, inputs, extra_kinds(model, declared, shapes), draw))
