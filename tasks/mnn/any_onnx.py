@@ -43,7 +43,9 @@ class AnyConversion:
     """Operators that the converter does not know or is known to get wrong."""
     parity: Parity | None
     reason: str
-    """Why it was refused; when it was not, what was rewritten to get there, or empty."""
+    """Why it was refused; when it was not, what a user should know: rewrites, what was not proven, layers in
+    int8, few images. Empty when there is nothing to say.
+    """
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able record."""
