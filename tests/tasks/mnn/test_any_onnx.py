@@ -15,6 +15,7 @@ from torch import nn
 
 from fleet.device.engine import Session
 from fleet.device.errors import UserError
+from fleet.device.preprocess import Preprocess
 from tasks.mnn.any_onnx import convert_any
 from tasks.mnn.onnx_read import read_onnx
 from tasks.mnn.request import ConvertOptions
@@ -181,6 +182,7 @@ def test_options_that_contradict_each_other_are_user_errors(tmp_path):
         (path, {"int8": True, "calibration": tmp_path / "none"}),
         (flat, {"int8": True, "calibration": tmp_path / "some"}),
         (path, {"int8": True, "calibration": tmp_path / "some", "options": ConvertOptions(fp16=True)}),
+        (path, {"preprocess": Preprocess(size_px=16)}),
         (path, {"runs": 0}),
         (path, {"shapes": ["x=1,3,32,32"]}),
     ):
