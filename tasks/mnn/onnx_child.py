@@ -1,14 +1,15 @@
-"""One side of a parity run in a process of its own: ONNX Runtime (`reference`) or MNN (`engine`).
+"""ONNX Runtime or MNN on a user's graph, in a process of its own: a side of a parity run, or calibration.
 
 Both engines can crash or hang on a graph they do not understand, so neither runs in the caller's process.
 
 Usage: python -m tasks.mnn.onnx_child reference|optimized|engine MODEL FOLDER
        python -m tasks.mnn.onnx_child bisect MODEL.mnn FOLDER MODEL.onnx TOLERANCE
+       python -m tasks.mnn.onnx_child fold|measure MODEL FOLDER
 
 FOLDER holds `plan.json`, a list of runs; run i is {"feeds": name of an npz, "names": input names in its
 order, "fresh": whether a new session starts with this run}. Run i's outputs go to `out-i.npz` with their
 names in `out-i.json`, or its error to `error-i.txt`; an error ends the engine's work and skips a run of the
-reference.
+reference. What `bisect`, `fold` and `measure` write into FOLDER is said at their functions.
 """
 
 import json
@@ -22,6 +23,8 @@ import numpy.typing as npt
 from fleet.device.errors import EdgeloopError
 
 Array = npt.NDArray[Any]
+
+_BINS = 2048  # of a histogram
 
 
 def load_feeds(folder: Path, run: dict[str, Any]) -> dict[str, Array]:
@@ -54,6 +57,38 @@ def reference(model: Path, folder: Path, plan: list[dict[str, Any]], *, optimize
             (folder / f"error-{index}.txt").write_text(str(error), encoding="utf-8")
             continue
         save_outputs(folder, index, dict(zip(names, map(np.asarray, values), strict=True)))
+
+
+def fold(model: Path, folder: Path) -> None:
+    """Write the model as folded.onnx, with its batch norms in the convolutions."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(folder / "folded.onnx")
+    options.log_severity_level = 4
+    ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def measure(model: Path, folder: Path, plan: list[dict[str, Any]]) -> None:
+    """Write the largest |value| of each output over all runs or, with largest.npy, histograms up to it."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    given = folder / "largest.npy"
+    ends = np.load(given) if given.exists() else None
+    found = []
+    for run in plan:
+        values = [np.abs(value) for value in session.run(None, load_feeds(folder, run))]
+        if ends is None:
+            found.append([value.max() for value in values])
+        else:
+            pairs = zip(values, ends, strict=True)
+            found.append([np.histogram(v, bins=_BINS, range=(0, float(end)))[0] for v, end in pairs])
+    together = np.max(found, axis=0) if ends is None else np.sum(found, axis=0)
+    np.save(folder / "measured.npy", together.astype(np.float64))
 
 
 def engine(model: Path, folder: Path, plan: list[dict[str, Any]]) -> None:
@@ -93,6 +128,10 @@ def main() -> None:
         bisect(model, folder, plan, Path(sys.argv[4]), float(sys.argv[5]))
     elif side == "engine":
         engine(model, folder, plan)
+    elif side == "fold":
+        fold(model, folder)
+    elif side == "measure":
+        measure(model, folder, plan)
     else:
         reference(model, folder, plan, optimized=side == "optimized")
 

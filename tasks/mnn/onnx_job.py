@@ -143,15 +143,15 @@ class Job:
 
         Its scales are measured on some of the images, and it is proven on others.
         """
-        folded = fold(attempt.path, self.folder / "folded.onnx")
+        timeout_s = self.options.timeout_s
+        folded = fold(attempt.path, self.folder / "folded.onnx", timeout_s=timeout_s)
         self.failed = self._attempt("int8", Rewritten(model=folded, notes=notes))
         layers = quantisable(self.failed.model)
         sizes = _batch_sizes(self.original, inputs)
         split = images.split(max(sizes))
-        compression = quantise(self.failed.model, layers, split.measured, self.folder)
+        compression = quantise(self.failed.model, layers, split.measured, self.folder, timeout_s=timeout_s)
         unseen = [feeds for size in sizes for feeds in split.kept.feeds(size, max(size, _MOST_PROVING))]
         inputs = replace(inputs, images=unseen, only_images=True)
-        timeout_s = self.options.timeout_s
         plan = plan_parity(self.folder / "original.onnx", self.original, inputs, timeout_s=timeout_s)
         options = replace(self.options, compression=compression, weight_bits=8)
         proven = self._proven(self.failed, plan, options)

@@ -4,6 +4,7 @@ The children are `tasks/mnn/onnx_child.py`; arrays travel through files in a tem
 """
 
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fleet.device.errors import EngineError
 from fleet.lab.child import run_child
 
 Array = npt.NDArray[Any]
@@ -71,6 +73,38 @@ def run_bisect(
         _wait(["bisect", str(mnn), name, str(onnx_path), str(tolerance)], timeout_s, None)
         found = folder / "bisect.json"
         return json.loads(found.read_text(encoding="utf-8")) if found.exists() else None
+
+
+def run_fold(model: Path, folded: Path, *, timeout_s: float) -> None:
+    """Write `model` to `folded` with its batch norms in the convolutions.
+
+    Raises:
+        EngineError: ONNX Runtime cannot load it.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeloop-fold-") as name:
+        _write_plan(Path(name), [])
+        if end := _wait(["fold", str(model.resolve()), name], timeout_s, None):
+            raise EngineError("ONNX Runtime cannot load the model to calibrate it", engine_said=end)
+        shutil.copyfile(Path(name) / "folded.onnx", folded)
+
+
+def run_measure(
+    model: Path, feeds: Sequence[Mapping[str, Array]], ends: Array | None, *, timeout_s: float
+) -> npt.NDArray[np.float64]:
+    """The largest |value| of each output over all inputs or, given these as `ends`, histograms up to them.
+
+    Raises:
+        EngineError: ONNX Runtime cannot run it.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeloop-measure-") as name:
+        folder = Path(name)
+        _write_plan(folder, [Planned(f) for f in feeds])
+        if ends is not None:
+            np.save(folder / "largest.npy", ends)
+        if end := _wait(["measure", str(model.resolve()), name], timeout_s, None):
+            raise EngineError("ONNX Runtime cannot run the model to calibrate it", engine_said=end)
+        measured: npt.NDArray[np.float64] = np.load(folder / "measured.npy")
+        return measured
 
 
 def _write_plan(folder: Path, plan: Sequence[Planned]) -> None:
