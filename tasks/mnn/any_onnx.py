@@ -43,7 +43,9 @@ class AnyConversion:
     """Operators that the converter does not know or is known to get wrong."""
     parity: Parity | None
     reason: str
-    """Why it was refused; when it was not, what was rewritten to get there, or empty."""
+    """Why it was refused; when it was not, what a user should know: rewrites, what was not proven, layers in
+    int8, few images. Empty when there is nothing to say.
+    """
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able record."""
@@ -79,7 +81,8 @@ def convert_any(
         int8: Quantise convolutions to int8 with scales measured on `calibration`, and store the weights
             of the others in 8 bits.
         calibration: Folder of real images, neither trained on nor tested on; also inputs for parity.
-        preprocess: How an image becomes an input; None: ImageNet's mean and deviation at the input's size.
+        preprocess: How an image of `calibration` becomes an input; None: ImageNet's mean and deviation at the
+            input's size.
         shapes: What to run dynamic inputs at, as NAME=1,3,224,224, once for each size; chosen here
             when empty.
         runs: Random input sets a shape.
@@ -92,7 +95,7 @@ def convert_any(
         UserError: a file or an option that cannot be used.
     """
     options = options or ConvertOptions()
-    _check_options(options, int8=int8, calibration=calibration, runs=runs)
+    _check_options(options, int8=int8, calibration=calibration, preprocess=preprocess, runs=runs)
     _check_out(onnx_path, out)
     asked = parse_shapes(shapes)
     try:
@@ -103,7 +106,9 @@ def convert_any(
     with tempfile.TemporaryDirectory(prefix="edgeloop-any-") as name:
         job = Job(folder=Path(name), name=onnx_path.name, original=model, options=options)
         try:
-            images = open_calibration(calibration, graph_inputs(model), preprocess) if calibration else None
+            images = (
+                open_calibration(calibration, graph_inputs(model), preprocess, asked) if calibration else None
+            )
             proven = job.run(Inputs(shapes=asked, runs=runs, seed=seed), images, int8=int8)
         except EngineError as error:
             unsupported, reason = job.explain(error)
@@ -131,10 +136,19 @@ def _check_out(onnx_path: Path, out: Path) -> None:
         )
 
 
-def _check_options(options: ConvertOptions, *, int8: bool, calibration: Path | None, runs: int) -> None:
+def _check_options(
+    options: ConvertOptions,
+    *,
+    int8: bool,
+    calibration: Path | None,
+    preprocess: Preprocess | None,
+    runs: int,
+) -> None:
     problem = ""
     if int8 and calibration is None:
         problem = "--int8 without --calibration"
+    elif preprocess is not None and calibration is None:
+        problem = "--preprocess without --calibration"
     elif int8 and (options.compression is not None or options.fp16):
         problem = "--int8 together with compression parameters or fp16"
     elif calibration is not None and not calibration.is_dir():
@@ -144,7 +158,7 @@ def _check_options(options: ConvertOptions, *, int8: bool, calibration: Path | N
     if problem:
         raise UserError(
             problem,
-            allowed="--int8 with --calibration FOLDER of real images; or no --int8; at least one run",
+            allowed="--int8 and --preprocess only with --calibration FOLDER of real images; at least one run",
             next_step="correct the options of `edgeloop convert`",
         )
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fleet.device.errors import UserError
 from fleet.device.preprocess import Layout, Preprocess
 from tasks.data.decode import Decoded, decode
-from tasks.mnn.onnx_inputs import GraphInput
+from tasks.mnn.onnx_inputs import GraphInput, explicit_shapes
 from tasks.progress import track
 
 Array = npt.NDArray[Any]
@@ -87,7 +87,8 @@ class Calibration:
             )
         step = max(2, min(_KEPT, len(different) // batch))
         kept = different[step // 2 :: step]
-        measured = tuple(file for file in different if file not in set(kept))
+        apart = set(kept)
+        measured = tuple(file for file in different if file not in apart)
         return Split(
             measured=replace(self, files=measured), kept=replace(self, files=kept), count=len(different)
         )
@@ -108,7 +109,10 @@ class Calibration:
 
 
 def open_calibration(
-    folder: Path, inputs: Sequence[GraphInput], preprocess: Preprocess | None
+    folder: Path,
+    inputs: Sequence[GraphInput],
+    preprocess: Preprocess | None,
+    asked: Mapping[str, Sequence[tuple[int, ...]]],
 ) -> Calibration:
     """The images of a folder, with the preprocessing that fits the model's only input.
 
@@ -116,9 +120,10 @@ def open_calibration(
         folder: Searched with its subfolders, in the order of the paths.
         inputs: The model's.
         preprocess: How an image becomes an input; None: ImageNet's mean and deviation at the input's size.
+        asked: The shapes that the model is to be run at, by input name; empty for any.
 
     Raises:
-        UserError: no images, or a model whose input is no picture.
+        UserError: no images, a model whose input is no picture, or images of a shape that it is not run at.
     """
     files = tuple(sorted(f for f in folder.rglob("*") if f.suffix.lower() in _SUFFIXES and f.is_file()))
     if not files:
@@ -127,20 +132,36 @@ def open_calibration(
             allowed=f"{RECOMMENDED_IMAGES} to 1000 real images ({', '.join(sorted(_SUFFIXES))})",
             next_step="name a folder of images from the scene, neither trained on nor tested on",
         )
-    fitting = preprocess or _fitting(inputs)
-    if len(inputs) != 1 or fitting is None:
+    name = inputs[0].name if inputs else ""
+    fitting = (preprocess or _fitting(inputs[0].dims)) if _is_picture(inputs) else None
+    if fitting is None:
         raise UserError(
-            f"inputs {', '.join(f'{g.name}{list(g.dims)}' for g in inputs)}",
-            allowed="one float32 input [N, 3, S, S] or [N, S, S, 3] for --int8",
-            next_step="convert without --int8, or export the model with one square image input",
+            f"inputs {', '.join(f'{g.name}{list(g.dims)}' for g in inputs) or 'none'}",
+            allowed="one float32 input [N, 3, S, S] or [N, S, S, 3] for --calibration",
+            next_step="convert without --calibration, or export the model with one square image input",
         )
-    return Calibration(files=files, input_name=inputs[0].name, preprocess=fitting)
+    run_at = [shapes[name] for shapes in explicit_shapes(inputs, asked)] if asked else [inputs[0].dims]
+    if not any(_fits(fitting, dims) for dims in run_at):
+        raise UserError(
+            f"calibration images as inputs of [N, {', '.join(map(str, fitting.input_shape[1:]))}]",
+            allowed=f"the shape that the model is run at: {' or '.join(str(list(dims)) for dims in run_at)}",
+            next_step="give --preprocess with the `size_px` and `layout` of the input, or another --shape",
+        )
+    return Calibration(files=files, input_name=name, preprocess=fitting)
 
 
-def _fitting(inputs: Sequence[GraphInput], default_px: int = 224) -> Preprocess | None:
-    dims = inputs[0].dims
-    if len(dims) != 4 or inputs[0].dtype != "float32":
-        return None
+def _is_picture(inputs: Sequence[GraphInput]) -> bool:
+    """Whether the only input can be a batch of images."""
+    return len(inputs) == 1 and len(inputs[0].dims) == 4 and inputs[0].dtype == "float32"
+
+
+def _fits(preprocess: Preprocess, dims: Sequence[int | str]) -> bool:
+    """Whether its images have these extents, the batch apart; a string stands for any."""
+    pairs = zip(dims[1:], preprocess.input_shape[1:], strict=True)
+    return all(isinstance(dim, str) or dim == extent for dim, extent in pairs)
+
+
+def _fitting(dims: Sequence[int | str], default_px: int = 224) -> Preprocess | None:
     sides = {d for d in (dims[2:] if dims[1] == 3 else dims[1:3]) if isinstance(d, int)}
     if len(sides) > 1 or 3 not in (dims[1], dims[3]):
         return None

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import onnx
 
 from fleet.device.errors import EngineError
-from tasks.mnn.converter import ConvertOptions, convert
+from tasks.mnn.converter import convert
 from tasks.mnn.onnx_read import with_shapes, write_onnx
 from tasks.mnn.onnx_runs import run_bisect
+from tasks.mnn.request import ConvertOptions
 
 Array = npt.NDArray[Any]
 

@@ -38,7 +38,7 @@ _RANKING = frozenset({"TopK", "NonMaxSuppression"})  # among equal values any or
 
 
 def extra_kinds(model: onnx.ModelProto, inputs: Sequence[GraphInput], shapes: Shapes) -> tuple[str, ...]:
-    """The distributions that this graph needs beyond the usual ones, out-of-range ones last."""
+    """The distributions that this graph needs beyond the usual ones, raw pixels last."""
     operators = {node.op_type for node in model.graph.node}
     floats = any(g.dtype in FLOATS for g in inputs)
     wanted = {

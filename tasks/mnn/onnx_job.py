@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from fleet.device.errors import EngineError
+from fleet.device.errors import EngineError, UserError
 from tasks.mnn.calibration import Calibration
 from tasks.mnn.converter import convert
 from tasks.mnn.int8_record import Q_MAX, int8_layers
@@ -26,7 +26,7 @@ from tasks.mnn.request import ConvertOptions
 from tasks.mnn.support import unknown_nodes
 
 _MOST_NAMED = 3
-_MOST_PROVING = 32  # images that an int8 model is proven on
+_MOST_PROVING = 32  # images that an int8 model is proven on, but for one batch that is larger
 _UNSUPPORTED = re.compile(r"These Op Not Support: ([^;]*)")
 _NOISE = re.compile(r"The device supports|Start to|ONNX Model|^\s*$")
 
@@ -81,8 +81,14 @@ class Job:
         if certain := [finding for finding in self.findings if finding.certain]:
             raise EngineError("; ".join(str(finding) for finding in certain[:_MOST_NAMED]))
         if images is not None:
-            sizes = _batch_sizes(self.original)
+            sizes = _batch_sizes(self.original, inputs)
             some = [feeds for size in sizes for feeds in islice(images.feeds(size), inputs.runs)]
+            if not some:
+                raise UserError(
+                    f"{len(images.files)} calibration images",
+                    allowed=f"at least {min(sizes)}, which one run of the model takes",
+                    next_step="add images of the scene, or export the model with a smaller or dynamic batch",
+                )
             inputs = replace(inputs, images=some)
         inputs = replace(inputs, largest=_input_ranges(self.options))
         plan = plan_parity(original, self.original, inputs, timeout_s=self.options.timeout_s)
@@ -116,16 +122,19 @@ class Job:
 
     def _proven(self, attempt: Attempt, plan: Plan, options: ConvertOptions) -> Proven:
         usual, far = plan.divided()
-        if far is not None and (options.fp16 or options.weight_bits is not None):
-            # In fewer bits, rounding alone moves a saturated softmax: what overflows is told in float32.
-            exact = ConvertOptions(timeout_s=options.timeout_s)
-            convert(attempt.path, attempt.mnn, exact)
-            check_parity(attempt.mnn, far, tolerance_for(attempt.model, exact), timeout_s=options.timeout_s)
-            plan = usual
+        if far is None or not (options.fp16 or options.weight_bits is not None):
+            return Proven(mnn=attempt.mnn, parity=self._checked(attempt, plan, options), notes=attempt.notes)
+        parity = self._checked(attempt, usual, options)
+        # In fewer bits, rounding alone moves a saturated softmax: what overflows is told in float32.
+        proven = attempt.mnn.rename(attempt.mnn.with_name("proven.mnn"))
+        self._checked(attempt, far, ConvertOptions(timeout_s=options.timeout_s))
+        return Proven(mnn=proven, parity=parity, notes=attempt.notes)
+
+    def _checked(self, attempt: Attempt, plan: Plan, options: ConvertOptions) -> Parity:
+        """Convert to `attempt.mnn`, and compare."""
         convert(attempt.path, attempt.mnn, options)
         tolerance = tolerance_for(attempt.model, options)
-        parity = check_parity(attempt.mnn, plan, tolerance, timeout_s=options.timeout_s)
-        return Proven(mnn=attempt.mnn, parity=parity, notes=attempt.notes)
+        return check_parity(attempt.mnn, plan, tolerance, timeout_s=options.timeout_s)
 
     def _quantised(
         self, attempt: Attempt, images: Calibration, inputs: Inputs, notes: tuple[str, ...]
@@ -134,15 +143,15 @@ class Job:
 
         Its scales are measured on some of the images, and it is proven on others.
         """
-        folded = fold(attempt.path, self.folder / "folded.onnx")
+        timeout_s = self.options.timeout_s
+        folded = fold(attempt.path, self.folder / "folded.onnx", timeout_s=timeout_s)
         self.failed = self._attempt("int8", Rewritten(model=folded, notes=notes))
         layers = quantisable(self.failed.model)
-        sizes = _batch_sizes(self.original)
+        sizes = _batch_sizes(self.original, inputs)
         split = images.split(max(sizes))
-        compression = quantise(self.failed.model, layers, split.measured, self.folder)
-        unseen = [feeds for size in sizes for feeds in split.kept.feeds(size, _MOST_PROVING)]
+        compression = quantise(self.failed.model, layers, split.measured, self.folder, timeout_s=timeout_s)
+        unseen = [feeds for size in sizes for feeds in split.kept.feeds(size, max(size, _MOST_PROVING))]
         inputs = replace(inputs, images=unseen, only_images=True)
-        timeout_s = self.options.timeout_s
         plan = plan_parity(self.folder / "original.onnx", self.original, inputs, timeout_s=timeout_s)
         options = replace(self.options, compression=compression, weight_bits=8)
         proven = self._proven(self.failed, plan, options)
@@ -187,9 +196,12 @@ def _in_short(said: str) -> str:
     return "; ".join(lines)[:500]
 
 
-def _batch_sizes(model: onnx.ModelProto) -> tuple[int, ...]:
-    """Images that one run of the model takes: as declared, or the sizes that a dynamic batch is run at."""
-    size = graph_inputs(model)[0].dims[0]
+def _batch_sizes(model: onnx.ModelProto, inputs: Inputs) -> tuple[int, ...]:
+    """Images that one run of a model with one input takes: as asked for, as declared, or chosen here."""
+    (image,) = graph_inputs(model)
+    if asked := inputs.shapes.get(image.name):
+        return tuple(dict.fromkeys(shape[0] for shape in asked))
+    size = image.dims[0]
     return (size,) if isinstance(size, int) else BATCHES
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from tasks.mnn.source import attribute
+from tasks.mnn.onnx_lint import OVERFLOWS, lint
 
 # Operators that pass values on as they are, and their operands that hold them.
 _CARRIERS = frozenset(
@@ -40,8 +40,6 @@ _INTEGER_ARITHMETIC = frozenset(
     {"Abs", "Add", "BitShift", "CumSum", "Div", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Pow", "Range"}
     | {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Sub", "Sum"}
 )
-_SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
-_PER_AXIS_OPSET = 13  # before, a softmax flattened all axes from its own on
 
 
 def index_inputs(model: onnx.ModelProto) -> frozenset[str]:
@@ -70,7 +68,7 @@ def limits(model: onnx.ModelProto) -> list[str]:
                 f"the int64 input {name!r} goes into {', '.join(sorted(found))}: integers are computed in 32"
                 " bits, by some operators in float32, so values beyond 2^24 are not proven"
             )
-    if inner := [node.name or node.output[0] for node in model.graph.node if _is_inner_softmax(model, node)]:
+    if inner := [finding.node for finding in lint(model) if finding.why == OVERFLOWS]:
         said.append(
             f"softmax over an axis that is not the last, {', '.join(inner[:3])}: wrong where its input leaves"
             " -80 to 80"
@@ -96,20 +94,3 @@ def _uses(model: onnx.ModelProto, name: str) -> Iterator[tuple[onnx.NodeProto, i
                 yield node, operand
                 if node.op_type in _CARRIERS and (operand == 0 or node.op_type == "Concat"):
                     carried.update(node.output)
-
-
-def _is_inner_softmax(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
-    if node.op_type not in _SOFTMAX or _opset(model) < _PER_AXIS_OPSET:
-        return False
-    rank = _ranks(model).get(node.input[0])
-    axis = attribute(node, "axis", -1)
-    return rank is not None and axis not in (-1, rank - 1)
-
-
-def _opset(model: onnx.ModelProto) -> int:
-    return next(int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx"))
-
-
-def _ranks(model: onnx.ModelProto) -> dict[str, int]:
-    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
-    return {v.name: len(v.type.tensor_type.shape.dim) for v in values if v.type.tensor_type.HasField("shape")}

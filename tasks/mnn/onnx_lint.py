@@ -13,7 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from tasks.mnn.onnx_facts import opset, ranks
 from tasks.mnn.source import ONNX_DOMAINS, constant_tensor
+
+OVERFLOWS = "over an axis that is not the last overflows where its input leaves -80 to 80"
+"""`Finding.why` of a softmax that is right on small inputs only."""
+_PER_AXIS_OPSET = 13  # before, a softmax flattened all axes from its own on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,22 +78,17 @@ Rule = Callable[[Node], str]
 
 def lint(model: onnx.ModelProto) -> list[Finding]:
     """Every finding, in the order of the nodes, subgraphs included."""
-    opset = next(o.version for o in model.opset_import if o.domain in ONNX_DOMAINS)
     nodes = list(_nodes(model.graph))
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in nodes:
         tensor = constant_tensor(node)
         if tensor is not None:
             constants[node.output[0]] = tensor
-    ranks = {
-        value.name: len(value.type.tensor_type.shape.dim)
-        for value in (*model.graph.input, *model.graph.value_info, *model.graph.output)
-        if value.type.tensor_type.HasField("shape")
-    }
     used = frozenset(name for node in nodes for name in node.input) | {o.name for o in model.graph.output}
+    version, known_ranks = opset(model), ranks(model)
     findings: list[Finding] = []
     for proto in nodes:
-        findings += _examine(Node(proto, opset, constants, ranks, used))
+        findings += _examine(Node(proto, version, constants, known_ranks, used))
     return findings
 
 
@@ -179,14 +179,14 @@ def _resize(node: Node) -> str:
 
 
 def _flattening(node: Node) -> str:
-    axis = node.attribute("axis", 1 if node.opset < 13 else -1)
-    if node.opset < 13 and node.rank is not None and axis not in (-1, node.rank - 1):
+    axis = node.attribute("axis", 1 if node.opset < _PER_AXIS_OPSET else -1)
+    if node.rank is None or axis in (-1, node.rank - 1):
+        return ""
+    if node.opset < _PER_AXIS_OPSET:
         return (
             f"of opset {node.opset} flattens all axes from {axis} on; the converter takes axis {axis} alone"
         )
-    if node.opset >= 13 and node.rank is not None and axis not in (-1, node.rank - 1):
-        return "over an axis that is not the last overflows where its input leaves -80 to 80"
-    return ""
+    return OVERFLOWS
 
 
 def _negative_pads(node: Node) -> str:
@@ -266,7 +266,6 @@ _SUSPECT: dict[str, tuple[Rule, ...]] = {
     "GridSample": (_grid,),
     "Softmax": (_flattening,),
     "LogSoftmax": (_flattening,),
-    "Hardmax": (_flattening,),
     "Pad": (_negative_pads,),
     "LSTM": (_direction,),
     "GRU": (_direction,),

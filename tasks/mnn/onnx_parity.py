@@ -13,6 +13,7 @@ from tasks.mnn.compare import Comparison, combine
 from tasks.mnn.int8_record import int8_layers
 from tasks.mnn.onnx_compare import Part, compare_output, parts
 from tasks.mnn.onnx_draws import BYTES, FROM_END, PIXELS, ZEROS
+from tasks.mnn.onnx_facts import ranks
 from tasks.mnn.onnx_inputs import Shapes
 from tasks.mnn.onnx_plan import Array, Feeds, Plan, Sample
 from tasks.mnn.onnx_runs import Done, Planned, run_plan
@@ -115,11 +116,11 @@ def tolerance_for(model: onnx.ModelProto, options: ConvertOptions) -> Tolerance:
 
 def _is_half(model: onnx.ModelProto) -> bool:
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
-    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in values}
+    known = ranks(model)
     norms = (node for node in model.graph.node if node.op_type == "BatchNormalization")
     half = onnx.TensorProto.FLOAT16
     return any(value.type.tensor_type.elem_type == half for value in values) or any(
-        ranks.get(node.input[0], 4) != 4 for node in norms
+        known.get(node.input[0], 4) != 4 for node in norms
     )
 
 
@@ -140,7 +141,7 @@ def check_parity(mnn: Path, plan: Plan, tolerance: Tolerance, *, timeout_s: floa
     results = []
     for fill in _MALLOC_FILLS:
         done = run_plan("engine", mnn, planned, timeout_s=timeout_s, malloc_fill=fill)
-        # Out-of-range inputs come last: a difference there says less than one anywhere else.
+        # Raw pixels come last: a difference there says less than one anywhere else.
         pairs = sorted(zip(order, done, strict=True), key=lambda pair: pair[0][0].kind == PIXELS)
         results += [judges[id(sample)].judge(sample, one) for (sample, _), one in pairs]
     total = combine(results)
@@ -224,15 +225,19 @@ def _judges(group: Sequence[Sample], tolerance: Tolerance) -> Iterator[tuple[Sam
     usual = [sample for sample in group if sample.kind not in (PIXELS, BYTES)]
     varied = [sample for sample in usual if sample.kind != ZEROS]
     ranges = {name: max((_range(s.want[name]) for s in varied), default=0.0) for name in group[0].want}
-    for sample in group:
-        seen = usual if sample.kind not in (PIXELS, BYTES) else [*usual, sample]
+
+    def judge(seen: Sequence[Sample]) -> _Judge:
         found = {
             name: parts(
                 [s.want[name] for s in seen], tolerance=tolerance.max_rel_error, lossy=tolerance.lossy
             )
-            for name in sample.want
+            for name in group[0].want
         }
-        yield sample, _Judge(tolerance=tolerance, parts=found, least_ranges=ranges)
+        return _Judge(tolerance=tolerance, parts=found, least_ranges=ranges)
+
+    shared = judge(usual)
+    for sample in group:
+        yield sample, judge([*usual, sample]) if sample.kind in (PIXELS, BYTES) else shared
 
 
 def _range(want: Array) -> float:

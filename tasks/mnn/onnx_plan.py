@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from fleet.device.errors import UserError
 from fleet.lab.child import PAST_LIMIT
 from tasks.mnn.onnx_axes import UnprovenError, as_text, check_declared
 from tasks.mnn.onnx_compare import compare_output
@@ -99,7 +100,7 @@ class Inputs:
     """Inputs made from real images, used first at the shape they have."""
     only_images: bool = False
     """Leave random inputs out: int8 scales are meant for real ones."""
-    largest: Mapping[str, float] | None = None
+    largest: Mapping[str, float] = field(default_factory=dict)
     """Largest |value| of an input that the model is made for; others are as drawn."""
 
 
@@ -113,7 +114,7 @@ def plan_parity(path: Path, model: onnx.ModelProto, inputs: Inputs, *, timeout_s
         timeout_s: Limit of each child process.
 
     Raises:
-        UserError: the shapes asked for contradict the graph.
+        UserError: the shapes asked for contradict the graph, or the model runs at no shape that images have.
         UnprovenError: there is no usable reference, or an axis that the graph declares dynamic is not.
     """
     declared = graph_inputs(model)
@@ -125,7 +126,7 @@ def plan_parity(path: Path, model: onnx.ModelProto, inputs: Inputs, *, timeout_s
 
     def draw(shapes: Shapes, kind: str, seed: int) -> Feeds:
         feeds = seeded_feeds(declared, shapes, kind, seed, halves=halves, indices=indices)
-        return {name: _scaled(value, (inputs.largest or {}).get(name)) for name, value in feeds.items()}
+        return {name: _scaled(value, inputs.largest.get(name)) for name, value in feeds.items()}
 
     def attempt(shapes: Shapes) -> tuple[list[Sample], str]:
         drawn = list(_draw(declared, shapes, inputs, extra_kinds(model, declared, shapes), draw))
@@ -145,6 +146,12 @@ def plan_parity(path: Path, model: onnx.ModelProto, inputs: Inputs, *, timeout_s
         (shapes, _agreed(samples, run([s.feeds for s in samples], "optimized")))
         for shapes, samples in _choose_shapes(declared, candidates, inputs.shapes, attempt)
     ]
+    if inputs.images and not any(sample.kind == IMAGES for _, group in groups for sample in group):
+        raise UserError(
+            f"calibration images as {as_text(of_images[0])}",
+            allowed=f"a shape that the model runs at, such as {as_text(groups[0][0])}",
+            next_step="give --preprocess with the `size_px` and `layout` of the model's input",
+        )
     taken = [(s, {name: {x.want[name].shape for x in g} for name in g[0].want}) for s, g in groups]
     notes = check_declared(model, declared, taken)
     return Plan(

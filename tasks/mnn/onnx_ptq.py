@@ -6,23 +6,24 @@ The cheap alternative to training with fake-quantised layers: convolutions becom
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 
 from fleet.device.errors import EngineError
 from tasks.mnn.calibration import Calibration
 from tasks.mnn.int8_record import Q_MAX, Int8Layer, fused_activation, parameters
+from tasks.mnn.onnx_read import write_onnx
+from tasks.mnn.onnx_runs import run_fold, run_measure
 from tasks.mnn.source import Source, attribute
 from tasks.progress import track
 
-Array = npt.NDArray[Any]
+Doubles = npt.NDArray[np.float64]
 
-_BINS = 2048
+_IMAGES_A_CHILD = 32
 _CLIPS = np.linspace(0.3, 1.0, 36)  # shares of the largest value that are tried as the end of the range
 _SMALLEST = 1e-6  # of a range: a tensor that is always zero still needs a scale
 
@@ -50,17 +51,13 @@ class QuantisableLayer:
         )
 
 
-def fold(path: Path, folded: Path) -> onnx.ModelProto:
+def fold(path: Path, folded: Path, *, timeout_s: float) -> onnx.ModelProto:
     """Write the model with its batch norms folded into the convolutions, as the converter will fold them.
 
     Raises:
         EngineError: ONNX Runtime cannot load it.
     """
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.optimized_model_filepath = str(folded)
-    options.log_severity_level = 4
-    _session(path, options)
+    run_fold(path, folded, timeout_s=timeout_s)
     return onnx.load(str(folded))
 
 
@@ -102,7 +99,12 @@ def quantisable(model: onnx.ModelProto) -> list[QuantisableLayer]:
 
 
 def quantise(
-    model: onnx.ModelProto, layers: Sequence[QuantisableLayer], calibration: Calibration, folder: Path
+    model: onnx.ModelProto,
+    layers: Sequence[QuantisableLayer],
+    calibration: Calibration,
+    folder: Path,
+    *,
+    timeout_s: float,
 ) -> Path:
     """Measure the scales of layers.
 
@@ -111,15 +113,17 @@ def quantise(
         layers: What `quantisable` found in it.
         calibration: Real images, at least one batch.
         folder: Where compression.json goes.
+        timeout_s: Limit of each child process; one takes some of the images.
 
     Returns:
         MNN's compression parameters.
 
     Raises:
+        EngineError: ONNX Runtime cannot run the model.
         UserError: an image cannot be used.
     """
     tensors = sorted({name for layer in layers for name in (layer.input, layer.output)})
-    scales = _measure(model, tensors, calibration)
+    scales = _measure(model, tensors, calibration, folder / "measured.onnx", timeout_s=timeout_s)
     for layer in layers:
         if layer.relu6:  # the engine's fused ReLU6 ends only where int8 ends
             scales[layer.output] = min(scales[layer.output], 6 / Q_MAX)
@@ -142,49 +146,34 @@ def _reads_pooled(conv: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto])
     return node.op_type in {"GlobalAveragePool", "AveragePool", "ReduceMean"}
 
 
-def _measure(model: onnx.ModelProto, tensors: Sequence[str], calibration: Calibration) -> dict[str, float]:
+def _measure(
+    model: onnx.ModelProto, tensors: Sequence[str], calibration: Calibration, path: Path, *, timeout_s: float
+) -> dict[str, float]:
     """Per tensor, the scale with the least mean square rounding error over all images; two passes."""
     augmented = onnx.ModelProto()
     augmented.CopyFrom(model)
     del augmented.graph.output[:]
     augmented.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = _session(augmented.SerializeToString(), options)
+    write_onnx(augmented, path)
     batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_value or 1
     count = len(calibration.files) // batch
 
-    def passes(title: str) -> Iterator[list[Array]]:
-        for feeds in track(calibration.feeds(batch), title, count):
-            yield session.run(list(tensors), feeds)
+    def measured(title: str, ends: Doubles | None) -> Iterator[Doubles]:
+        batches = track(calibration.feeds(batch), title, count)
+        while some := list(islice(batches, max(_IMAGES_A_CHILD // batch, 1))):
+            yield run_measure(path, some, ends, timeout_s=timeout_s)
 
-    largest = np.zeros(len(tensors))
-    for values in passes("calibrate: ranges"):
-        largest = np.maximum(largest, [float(np.abs(v).max()) for v in values])
-    largest = np.maximum(largest, _SMALLEST)
-    counts = np.zeros((len(tensors), _BINS))
-    for values in passes("calibrate: histograms"):
-        for i, value in enumerate(values):
-            counts[i] += np.histogram(np.abs(value), bins=_BINS, range=(0, float(largest[i])))[0]
+    largest = np.maximum(np.max([*measured("calibrate: ranges", None)], axis=0), _SMALLEST)
+    counts = np.sum([*measured("calibrate: histograms", largest)], axis=0)
     return {name: _best_clip(counts[i], float(largest[i])) / Q_MAX for i, name in enumerate(tensors)}
 
 
-def _best_clip(counts: npt.NDArray[np.float64], largest: float) -> float:
+def _best_clip(counts: Doubles, largest: float) -> float:
     """The end of the range that loses least: rounding inside it against clamping beyond it."""
-    centres = (np.arange(_BINS) + 0.5) * (largest / _BINS)
+    centres = (np.arange(len(counts)) + 0.5) * (largest / len(counts))
     losses = []
     for share in _CLIPS:
         step = share * largest / Q_MAX
         quantised = np.minimum(np.round(centres / step), Q_MAX) * step
         losses.append(float((counts * (centres - quantised) ** 2).sum()))
     return float(_CLIPS[int(np.argmin(losses))]) * largest
-
-
-def _session(model: Path | bytes, options: Any) -> Any:
-    source = model if isinstance(model, bytes) else str(model)
-    try:
-        return onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's errors share no narrower base
-        raise EngineError(
-            "ONNX Runtime cannot load the model to calibrate it", engine_said=str(error)
-        ) from error

@@ -4,6 +4,7 @@ The children are `tasks/mnn/onnx_child.py`; arrays travel through files in a tem
 """
 
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fleet.device.errors import EngineError
 from fleet.lab.child import run_child
 
 Array = npt.NDArray[Any]
@@ -36,8 +38,6 @@ class Done:
     outputs: Outputs | None
     """None when the run failed or was never reached."""
     error: str = ""
-    ops: tuple[tuple[str, str, bool], ...] = ()
-    """Engine, first run of a session only: (name, type, computed in int8) of each operator that executed."""
 
 
 def run_plan(
@@ -75,6 +75,38 @@ def run_bisect(
         return json.loads(found.read_text(encoding="utf-8")) if found.exists() else None
 
 
+def run_fold(model: Path, folded: Path, *, timeout_s: float) -> None:
+    """Write `model` to `folded` with its batch norms in the convolutions.
+
+    Raises:
+        EngineError: ONNX Runtime cannot load it.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeloop-fold-") as name:
+        _write_plan(Path(name), [])
+        if end := _wait(["fold", str(model.resolve()), name], timeout_s, None):
+            raise EngineError("ONNX Runtime cannot load the model to calibrate it", engine_said=end)
+        shutil.copyfile(Path(name) / "folded.onnx", folded)
+
+
+def run_measure(
+    model: Path, feeds: Sequence[Mapping[str, Array]], ends: Array | None, *, timeout_s: float
+) -> npt.NDArray[np.float64]:
+    """The largest |value| of each output over all inputs or, given these as `ends`, histograms up to them.
+
+    Raises:
+        EngineError: ONNX Runtime cannot run it.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeloop-measure-") as name:
+        folder = Path(name)
+        _write_plan(folder, [Planned(f) for f in feeds])
+        if ends is not None:
+            np.save(folder / "largest.npy", ends)
+        if end := _wait(["measure", str(model.resolve()), name], timeout_s, None):
+            raise EngineError("ONNX Runtime cannot run the model to calibrate it", engine_said=end)
+        measured: npt.NDArray[np.float64] = np.load(folder / "measured.npy")
+        return measured
+
+
 def _write_plan(folder: Path, plan: Sequence[Planned]) -> None:
     files: dict[int, str] = {}
     entries = []
@@ -103,10 +135,10 @@ def _wait(arguments: Sequence[str], timeout_s: float, malloc_fill: int | None) -
 def _read(folder: Path, index: int, end: str) -> Done:
     record, error = folder / f"out-{index}.json", folder / f"error-{index}.txt"
     if record.exists():
-        meta = json.loads(record.read_text(encoding="utf-8"))
+        names = json.loads(record.read_text(encoding="utf-8"))
         with np.load(folder / f"out-{index}.npz", allow_pickle=False) as file:
-            outputs = {name: file[str(i)] for i, name in enumerate(meta["names"])}
-        return Done(outputs=outputs, ops=tuple((n, t, i) for n, t, i in meta["ops"]))
+            outputs = {name: file[str(i)] for i, name in enumerate(names)}
+        return Done(outputs=outputs)
     if error.exists():
         return Done(outputs=None, error=error.read_text(encoding="utf-8").strip())
     return Done(outputs=None, error=end or "was not reached")

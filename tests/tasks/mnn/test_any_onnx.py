@@ -14,8 +14,11 @@ from PIL import Image
 from torch import nn
 
 from fleet.device.engine import Session
-from fleet.device.errors import UserError
+from fleet.device.errors import EngineError, UserError
+from fleet.device.preprocess import Preprocess
 from tasks.mnn.any_onnx import convert_any
+from tasks.mnn.calibration import Calibration
+from tasks.mnn.onnx_ptq import fold, quantisable, quantise
 from tasks.mnn.onnx_read import read_onnx
 from tasks.mnn.request import ConvertOptions
 
@@ -181,6 +184,7 @@ def test_options_that_contradict_each_other_are_user_errors(tmp_path):
         (path, {"int8": True, "calibration": tmp_path / "none"}),
         (flat, {"int8": True, "calibration": tmp_path / "some"}),
         (path, {"int8": True, "calibration": tmp_path / "some", "options": ConvertOptions(fp16=True)}),
+        (path, {"preprocess": Preprocess(size_px=16)}),
         (path, {"runs": 0}),
         (path, {"shapes": ["x=1,3,32,32"]}),
     ):
@@ -239,6 +243,31 @@ def test_int8_layers_are_quantised_on_real_images_and_audited(classifier, tmp_pa
     with Session(tmp_path / "m.mnn") as session:
         _, ops = session.trace({"x": np.ones((1, 3, 16, 16), np.float32)})
     assert sum(op.int8 and op.type.startswith("Conv") for op in ops) == 2
+
+
+def test_onnx_runtime_never_runs_in_this_process(classifier, tmp_path, monkeypatch):
+    """It may crash, hang or eat memory on what it does not understand: scales come from a child."""
+    monkeypatch.setattr("onnxruntime.InferenceSession", lambda *_, **__: pytest.fail("run in this process"))
+    result = convert_any(
+        classifier, tmp_path / "m.mnn", int8=True, calibration=_images(tmp_path / "i", 9, 16)
+    )
+    assert result.ok, result.reason
+
+
+def test_scales_are_those_of_all_images(classifier, tmp_path, monkeypatch):
+    """However the images are divided between children, and a child past its limit is a refusal."""
+    folded = fold(classifier, tmp_path / "f.onnx", timeout_s=60)
+    layers = quantisable(folded)
+    files = tuple(sorted(_images(tmp_path / "i", 7, 16).iterdir()))
+    images = Calibration(files=files, input_name="x", preprocess=Preprocess(size_px=16))
+    once = quantise(folded, layers, images, tmp_path, timeout_s=60).read_bytes()
+    monkeypatch.setattr("tasks.mnn.onnx_ptq._IMAGES_A_CHILD", 3)
+    assert quantise(folded, layers, images, tmp_path, timeout_s=60).read_bytes() == once
+    with pytest.raises(EngineError, match="to calibrate it") as caught:
+        quantise(folded, layers, images, tmp_path, timeout_s=0.01)
+    assert "past its limit" in caught.value.engine_said
+    with pytest.raises(EngineError, match="cannot load the model"):
+        fold(save(onnx.ModelProto(), tmp_path / "none.onnx"), tmp_path / "none", timeout_s=60)
 
 
 def test_few_calibration_images_are_said(classifier, tmp_path):

@@ -13,6 +13,7 @@ from tasks.mnn.request import ConvertOptions
 
 INT64, DOUBLE = TensorProto.INT64, TensorProto.DOUBLE
 IMAGE = [1, 3, 16, 16]
+RAW = Preprocess(size_px=16, mean=(0, 0, 0), std=(1 / 255,) * 3)
 
 
 def _convert(model, folder, **options):
@@ -57,8 +58,7 @@ def test_real_images_show_what_range_pixels_have(tmp_path):
     images = _photos(tmp_path / "i", 12)
     normal = _convert(OVERFLOWING["Softplus"], tmp_path, calibration=images)
     assert normal.ok, normal.reason
-    raw = Preprocess(size_px=16, mean=(0, 0, 0), std=(1 / 255,) * 3)
-    refused = _convert(OVERFLOWING["Softplus"], tmp_path, calibration=images, preprocess=raw)
+    refused = _convert(OVERFLOWING["Softplus"], tmp_path, calibration=images, preprocess=RAW)
     assert not refused.ok
     assert "raw pixels" not in refused.reason
 
@@ -89,6 +89,46 @@ def test_raw_pixels_do_not_refuse_what_computes_right(options, tmp_path):
     model = graph(nodes, [("x", IMAGE)], [("y", [1, 10])], constants)
     result = _convert(model, tmp_path, options=ConvertOptions(**options))
     assert result.ok, result.reason
+
+
+@pytest.mark.parametrize("options", [{}, {"fp16": True}, {"weight_bits": 8}], ids=str)
+def test_raw_pixels_are_not_blamed_for_what_goes_wrong_everywhere(options, tmp_path):
+    """That smaller inputs agree is said only after they did."""
+    nodes = [node("Conv", "x w", "t", auto_pad="SAME_LOWER"), node("Softplus", "t", "y")]
+    model = graph(nodes, [("x", IMAGE)], [("y", None)], {"w": weights(4, 3, 2, 2)})
+    result = _convert(model, tmp_path, options=ConvertOptions(**options))
+    assert not result.ok
+    assert "raw pixels" not in result.reason
+    assert "SAME_LOWER" in result.reason
+
+
+def test_images_come_in_the_batch_that_is_asked_for(tmp_path):
+    """Raw pixels show the overflow; in batches of another size they would be left out."""
+    model = graph([node("Softplus", "x", "y")], [("x", ["n", *IMAGE[1:]])], [("y", None)])
+    images = _photos(tmp_path / "i", 4)
+    shapes = ["x=2,3,16,16", "x=4,3,16,16"]
+    result = _convert(model, tmp_path, calibration=images, preprocess=RAW, shapes=shapes)
+    assert not result.ok
+    assert "at x[2, 3, 16, 16]" in result.reason
+
+
+def test_too_few_images_for_one_run_are_refused(tmp_path):
+    """A fixed batch that cannot be filled leaves random inputs, which are not what was asked for."""
+    model = graph([node("Softplus", "x", "y")], [("x", [4, *IMAGE[1:]])], [("y", None)])
+    with pytest.raises(UserError, match="3 calibration images") as caught:
+        _convert(model, tmp_path, calibration=_photos(tmp_path / "i", 3), preprocess=RAW)
+    assert "at least 4" in caught.value.allowed
+
+
+def test_images_at_which_the_model_does_not_run_are_refused(tmp_path):
+    """Sizes that the graph takes but does not declare: those chosen here are right, the images' is wrong."""
+    nodes = [node("Reshape", "x s", "y")]
+    shape = {"s": np.array([1, 3, 1024, -1])}
+    model = graph(nodes, [("x", [1, 3, "h", "w"])], [("y", None)], shape)
+    images = _photos(tmp_path / "i", 4)
+    with pytest.raises(UserError, match="calibration images as x=1,3,16,16") as caught:
+        _convert(model, tmp_path, calibration=images, preprocess=RAW)
+    assert "x=1,3,64,64" in caught.value.allowed
 
 
 def test_a_norm_of_zero_is_tried(tmp_path):
@@ -151,7 +191,7 @@ def test_an_enlarged_output_with_the_labels_of_the_input_is_accepted(tmp_path):
     assert "output 'y' declares axis 2 to be 'h' like an input, but it is 128" in result.reason
 
 
-def _relu6(opset):
+def _relu6(opset, batch=1):
     """Three convolutions, the middle one between ReLU6 as operator sets up to 10 write it."""
     nodes = []
     for index, reads in enumerate(["x", "r0", "r1"]):
@@ -160,7 +200,7 @@ def _relu6(opset):
     nodes.append(node("GlobalAveragePool", "r2", "y"))
     shapes = {"w0": (8, 3, 3, 3), "w1": (8, 8, 3, 3), "w2": (8, 8, 3, 3)}
     constants = {name: weights(*shape, seed=i, scale=0.2) for i, (name, shape) in enumerate(shapes.items())}
-    return graph(nodes, [("x", IMAGE)], [("y", [1, 8, 1, 1])], constants, opset=opset)
+    return graph(nodes, [("x", [batch, *IMAGE[1:]])], [("y", [batch, 8, 1, 1])], constants, opset=opset)
 
 
 @pytest.mark.parametrize("opset", [7, 10])
@@ -181,6 +221,15 @@ def test_int8_is_proven_on_images_that_it_was_not_calibrated_on(tmp_path):
     assert even.ok, even.reason
     assert even.parity is not None
     assert even.parity.runs == 2 * (8 + 1 + 3)  # the 8 kept images, the first again, three in a new session
+
+
+def test_int8_of_a_large_batch_is_proven_on_images(tmp_path):
+    """One batch is more images than are usually proven on: none would be left but random inputs."""
+    images = _photos(tmp_path / "i", 80)
+    result = _convert(_relu6(10, batch=40), tmp_path, int8=True, calibration=images)
+    assert result.ok, result.reason
+    assert result.parity is not None
+    assert result.parity.runs == 2 * (1 + 1 + 1)
 
 
 def test_copies_of_one_picture_are_no_calibration(tmp_path):

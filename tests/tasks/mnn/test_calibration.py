@@ -8,7 +8,8 @@ from PIL import Image
 
 from fleet.device.errors import UserError
 from fleet.device.preprocess import Preprocess
-from tasks.mnn.calibration import Calibration, read_preprocess
+from tasks.mnn.calibration import Calibration, open_calibration, read_preprocess
+from tasks.mnn.onnx_inputs import GraphInput
 
 
 def _set(folder, pictures):
@@ -87,6 +88,62 @@ def test_both_sides_fill_a_batch(count, batch, enough, tmp_path):
 def test_a_hundred_images_need_no_warning(tmp_path):
     """From 100 on, nothing is said."""
     assert _set(tmp_path / "i", _photos(100, size_px=16)).split(1).warning == ""
+
+
+def _input(*dims, dtype="float32"):
+    return (GraphInput(name="x", dtype=dtype, dims=dims),)
+
+
+def _open(folder, inputs, preprocess=None, asked=None):
+    _set(folder, _photos(1))
+    return open_calibration(folder, inputs, preprocess, asked or {}).preprocess.input_shape
+
+
+OPEN = ("n", 3, "h", "w")
+UNFIT = {
+    "another size": (_input(1, 3, 16, 16), Preprocess(size_px=32), {}),
+    "another layout": (_input(1, 3, 16, 16), Preprocess(size_px=16, layout="NHWC"), {}),
+    "one fixed side": (_input("n", 3, "h", 16), Preprocess(size_px=32), {}),
+    "the default beside --shape": (_input(*OPEN), None, {"x": [(1, 3, 320, 320)]}),
+    "none of two --shape": (_input(*OPEN), Preprocess(size_px=64), {"x": [(1, 3, 32, 32), (2, 3, 96, 64)]}),
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_images_of_a_shape_that_the_model_is_not_run_at_are_refused(kind, tmp_path):
+    """They would be left out without a word, and random inputs prove the model alone."""
+    with pytest.raises(UserError, match=r"calibration images as inputs of \[N, ") as caught:
+        _open(tmp_path / "i", *UNFIT[kind])
+    assert "--preprocess" in caught.value.next_step
+    assert str(list((UNFIT[kind][2] or {"x": [UNFIT[kind][0][0].dims]})["x"][0])) in caught.value.allowed
+
+
+@pytest.mark.parametrize(
+    ("inputs", "preprocess", "asked", "size_px"),
+    [
+        (_input(4, 3, 16, 16), None, {}, 16),
+        (_input(*OPEN), None, {}, 224),
+        (_input(*OPEN), Preprocess(size_px=32), {"x": [(1, 3, 64, 64), (2, 3, 32, 32)]}, 32),
+        (_input("n", "c", "h", "w"), Preprocess(size_px=32), {}, 32),
+    ],
+)
+def test_images_of_a_shape_that_the_model_is_run_at_are_taken(inputs, preprocess, asked, size_px, tmp_path):
+    """Any batch; one of the shapes asked for is enough."""
+    assert _open(tmp_path / "i", inputs, preprocess, asked) == (1, 3, size_px, size_px)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [(), (*_input(*OPEN), *_input(*OPEN)), _input(), _input(1, 5), _input(1, 3, 16, 16, dtype="float16")],
+    ids=["none", "two", "a number", "a vector", "float16"],
+)
+@pytest.mark.parametrize("preprocess", [None, Preprocess(size_px=16)], ids=["default", "given"])
+def test_a_model_without_one_picture_takes_no_images(inputs, preprocess, tmp_path):
+    """Whatever its inputs are, that is a user error about --calibration, which need not be for --int8."""
+    with pytest.raises(UserError, match="inputs ") as caught:
+        _open(tmp_path / "i", inputs, preprocess)
+    assert "for --calibration" in caught.value.allowed
+    assert "--calibration" in caught.value.next_step
 
 
 GOOD = {"size_px": 64, "mean": [0, 0.5, 0.25], "std": [1, 1, 1], "layout": "NHWC"}

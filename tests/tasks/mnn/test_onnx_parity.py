@@ -21,6 +21,7 @@ from tasks.mnn.onnx_inputs import (
 )
 from tasks.mnn.onnx_parity import DifferenceError, Tolerance, check_parity, tolerance_for
 from tasks.mnn.onnx_plan import Inputs, plan_parity
+from tasks.mnn.onnx_read import with_shapes
 from tasks.mnn.onnx_runs import Planned, run_plan
 from tasks.mnn.request import ConvertOptions
 
@@ -210,6 +211,16 @@ def test_tolerance_follows_what_the_engine_can_do():
     w8 = tolerance_for(_dynamic(), ConvertOptions(weight_bits=8))
     assert w8.max_rel_error < 0.05
     assert w8.min_cosine > 0.9
+
+
+def test_a_batch_norm_of_unknown_rank_gets_no_wider_tolerance():
+    """Only one that is known to work on other than four axes does."""
+    nodes = [node("Reshape", "x s", "t"), node("BatchNormalization", "t o o o o", "y")]
+    ones = {"o": np.ones(3, np.float32)}
+    model = graph(nodes, [("x", ["n"]), ("s", ["r"], TensorProto.INT64)], [("y", None)], ones)
+    assert tolerance_for(with_shapes(model), ConvertOptions()).max_rel_error == 1e-4
+    flat = graph([node("BatchNormalization", "x o o o o", "y")], [("x", [2, 3])], [("y", None)], ones)
+    assert tolerance_for(with_shapes(flat), ConvertOptions()).max_rel_error == 1e-3
 
 
 def test_nothing_is_proven_where_the_reference_has_no_numbers(tmp_path):
