@@ -21,7 +21,7 @@ from typing import Any, Self
 import yaml
 
 from fleet.device.errors import UserError
-from tasks.source import check_hashable, escaped
+from tasks.data.hashable import check_hashable, escaped
 from tasks.stage import Params, load_params, read_params
 from tasks.workspace import CODE, Workspace
 

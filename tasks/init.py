@@ -12,9 +12,9 @@ import yaml
 
 from fleet.device.errors import UserError
 from tasks.data.decode import Decoded, decode
+from tasks.data.hashable import check_hashable
 from tasks.data.listing import Listing
 from tasks.prepare import FolderSource, TarSource, list_source
-from tasks.source import check_hashable
 from tasks.workspace import Workspace, workspaces
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
