@@ -181,34 +181,79 @@ def test_what_is_told_is_what_was_there_then(tmp_path, monkeypatch):
     report.write_text("now", encoding="utf-8")
     (tmp_path / "dvc.lock").write_text("now", encoding="utf-8")
     (file,) = tracking.spool_folder(tmp_path, "then").glob("*.jsonl")
-    delivered, tags = [], {}
+    client = _Client()
+    assert tracking_writer.StageFile(file).deliver(_store(client))
+    assert client.artifacts == [("report.json", "first"), ("report.json", "then")]
+    assert client.tags["dvc_lock_sha256"] == hashlib.sha256(b"then").hexdigest()
+    assert list(file.parent.glob("gate-*")) == []  # nothing is left of it
 
-    class Client:
-        """Keeps what it is given."""
 
-        def create_run(self, experiment, *, start_time, tags, run_name):
-            self.tags = tags
-            return SimpleNamespace(info=SimpleNamespace(run_id="r"))
+class _Client:
+    """MLflow's client, as far as the writer uses it: keeps what it is given."""
 
-        def log_batch(self, run_id, metrics=(), params=(), tags=()):
-            pass
+    def __init__(self, *, failures: int = 0) -> None:
+        """The first `failures` artifacts are not taken."""
+        self.failures, self.artifacts, self.ends, self.tags = failures, [], [], {}
 
-        def log_artifact(self, run_id, path):
-            delivered.append((Path(path).name, Path(path).read_text(encoding="utf-8")))
+    def create_run(self, experiment, *, start_time, tags, run_name):
+        self.tags = tags
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_name))
 
-        def set_terminated(self, run_id, status, end_time):
-            tags["status"] = status
+    def log_batch(self, run_id, metrics=(), params=(), tags=()):
+        pass
 
-    store = SimpleNamespace(
-        client=Client(),
+    def log_artifact(self, run_id, path):
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the upload broke off")
+        self.artifacts.append((Path(path).name, Path(path).read_text(encoding="utf-8")))
+
+    def set_terminated(self, run_id, status, end_time):
+        self.ends.append((run_id, status, end_time))
+
+
+def _store(client: _Client) -> SimpleNamespace:
+    return SimpleNamespace(
+        client=client,
         call=lambda action: action(),
         experiment=lambda workspace: "e",
-        parent_run=lambda workspace, build_id, started_ms: "p",
+        parent_run=lambda workspace, build_id, started_ms: "build",
     )
-    assert tracking_writer.StageFile(file).deliver(store)
-    assert delivered == [("report.json", "first"), ("report.json", "then")]
-    assert store.client.tags["dvc_lock_sha256"] == hashlib.sha256(b"then").hexdigest()
-    assert list(file.parent.glob("gate-*")) == []  # nothing is left of it
+
+
+def _ended_stage(folder: Path, name: str, **more) -> Path:
+    """The spool file of a stage that finished."""
+    opening = {"stage": name, "params": {}, "build_id": "b", "workspace": str(folder), "address": ""}
+    lines = [opening | {"process": [0, 0.0], "time_ms": 1}, more, {"status": "FINISHED", "time_ms": 2}]
+    file = folder / f"{name}-1.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return file
+
+
+def test_a_finished_run_stays_finished_when_an_upload_fails(tmp_path):
+    """What is sent again ends as the stage did, by the same writer or by a later one."""
+    (tmp_path / "curve.csv").touch()
+    file, client = _ended_stage(tmp_path, "train", artifact=str(tmp_path / "curve.csv")), _Client(failures=2)
+    writer = tracking_writer.StageFile(file)
+    for _ in range(client.failures):
+        with pytest.raises(OSError, match="broke off"):
+            writer.deliver(_store(client))
+    assert tracking_writer.StageFile(file).deliver(_store(client))
+    assert client.ends == [("train", "FINISHED", 2), ("build", "FINISHED", 2)]
+    assert [name for name, _ in client.artifacts] == ["curve.csv"]
+
+
+def test_a_stage_that_fails_to_arrive_does_not_bring_back_the_one_before(tmp_path):
+    """A delivered file is done with, whatever happens to the next one in the same round."""
+    _ended_stage(tmp_path, "a")
+    (tmp_path / "curve.csv").touch()
+    _ended_stage(tmp_path, "b", artifact=str(tmp_path / "curve.csv"))
+    client, spool = _Client(failures=1), tracking_writer.Spool(tmp_path)
+    with pytest.raises(OSError, match="broke off"):
+        spool.deliver(_store(client))
+    spool.deliver(_store(client))
+    assert [run for run, _, _ in client.ends] == ["a", "build", "b", "build"]
+    assert spool.pending() == []
 
 
 def test_a_store_s_password_is_on_no_command_line(tmp_path, monkeypatch):
