@@ -26,8 +26,10 @@ from tasks.summary import variants
 from tasks.tracking import (
     NO_TELEMETRY,
     check_store,
+    reading,
     shown,
     spool_folder,
+    sqlite_file,
     state_folder,
     tracking_uri,
     wait_until_written,
@@ -217,13 +219,13 @@ def _register(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
 
 def _still_registered(uri: str, registered: Mapping[str, Any]) -> bool:
     """Look into the embedded store without importing MLflow; for any other, say no and let MLflow look."""
-    if not uri.startswith("sqlite:///"):
+    database = sqlite_file(uri)
+    if database is None:
         return False
-    database = f"file:{uri.removeprefix('sqlite:///')}?mode=ro"
     question = "select count(*) from model_versions where name = ? and version = ? and current_stage != ?"
     answer = (registered["name"], registered["version"], "Deleted_Internal")
     try:
-        with sqlite3.connect(database, uri=True) as connection:
+        with reading(database) as connection:
             return bool(connection.execute(question, answer).fetchone()[0])
     except sqlite3.Error:
         return False

@@ -45,6 +45,14 @@ def test_a_list_in_another_form_is_left_alone(tmp_path, text):
     assert path.exists()
 
 
+def test_the_stages_get_the_store_that_the_caller_means(tmp_path, monkeypatch):
+    """A stage works in its workspace: a path that counts from the caller's folder would be another file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///runs.db")
+    workspace = Workspace(name="w", path=tmp_path / "presets" / "w", repository=tmp_path)
+    assert stages.stage_environment(workspace)["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/runs.db"
+
+
 def test_an_unforeseen_error_of_a_stage_stops_the_build(tmp_path, monkeypatch):
     """A full disk while a stage runs: the stages after it do not run, and the error comes through."""
     (tmp_path / ".edgeloop").mkdir()

@@ -1,19 +1,25 @@
 """Tracking: what a stage says arrives in MLflow, and MLflow's troubles do not reach the stage."""
 
+import base64
 import contextlib
 import hashlib
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
+import traceback
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 from mlflow import MlflowClient
+from sqlalchemy import make_url
 
 from fleet.device.errors import UserError
 from tasks import tracking, tracking_writer
@@ -272,12 +278,109 @@ def test_a_store_s_password_is_on_no_command_line(tmp_path, monkeypatch):
     [
         ("http://me:s3cret@host:5000/x", "http://***@host:5000/x"),
         ("postgresql://db/runs?user=me&password=s3cret", "postgresql://db/runs"),
+        ("postgresql://me:s3#cret@db/runs", "postgresql://***@db/runs"),
+        ("postgresql://me:s3/cret@db", "postgresql://***@db"),
+        ("postgresql://me:s3?cret@db/runs", "postgresql://***@db/runs"),
+        ("postgresql://me:s3@cret@db/runs?x=1", "postgresql://***@db/runs"),
+        ("postgresql://db/runs?user=me&password=s3@cret", "postgresql://***"),
+        ("http://[me:s3cret@host", "http://***@host"),
+        ("me:s3cret@host", "***@host"),
         ("sqlite:////tmp/a b/mlflow.db", "sqlite:////tmp/a b/mlflow.db"),
+        ("sqlite:////tmp/a@b/mlflow.db", "sqlite:////tmp/a@b/mlflow.db"),
     ],
 )
 def test_a_password_is_not_printed(uri, said):
     """Errors and warnings name the store without user, password and query."""
     assert tracking.shown(uri) == said
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_server_is_asked_as_the_user_of_its_uri(answers):
+    """As MLflow's own client does it; when it does not answer, the error is one, and tells no password."""
+    asked = []
+
+    class Health(BaseHTTPRequestHandler):
+        """Keeps what it is asked."""
+
+        def do_GET(self):
+            asked.append((self.path, self.headers["Authorization"], self.headers["Host"]))
+            self.send_response(200 if answers else 403)
+            self.end_headers()
+
+        def log_message(self, *words):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"127.0.0.1:{server.server_port}"
+        with contextlib.nullcontext() if answers else pytest.raises(UserError, match="403") as refused:
+            tracking.check_store(f"http://me:s3%23cret@{place}/mlflow/")
+        server.shutdown()
+    assert asked == [("/mlflow/health", "Basic " + base64.b64encode(b"me:s3#cret").decode(), place)]
+    assert answers or "s3" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://me:s3cret@127.0.0.1:9",
+        "http://me:s3cret@127.0.0.1:port",
+        "http://me:#s3cret@127.0.0.1",
+        "http://me:/s3cret@127.0.0.1",
+        "http://127.0.0.1/s3cret s3cret@127.0.0.1",
+        "http://[me:s3cret@127.0.0.1",
+        "http://me:s3cret\u2100@127.0.0.1",
+        "http://me:s3cret@" + "x" * 70,
+        "s3cret@127.0.0.1",
+    ],
+)
+def test_a_store_that_cannot_be_asked_is_an_error_without_its_password(uri):
+    """Nothing listens there, or it is no address at all; neither the text nor its cause has the password."""
+    with pytest.raises(UserError, match="MLflow at") as refused:
+        tracking.check_store(uri)
+    assert "s3cret" not in "".join(traceback.format_exception(refused.value))
+
+
+def test_what_is_no_web_server_is_an_error():
+    """A port that speaks something else, as a database does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=lambda: server.accept()[0].sendall(b"SSH-2.0\r\n"), daemon=True).start()
+        with pytest.raises(UserError, match="no web server"):
+            tracking.check_store(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("sqlite:///runs.db", "sqlite:///{here}/runs.db"),
+        ("sqlite:///sub/runs.db?timeout=9", "sqlite:///{here}/sub/runs.db?timeout=9"),
+        ("sqlite:////var/runs.db", "sqlite:////var/runs.db"),
+        ("http://runs.db", "http://runs.db"),
+    ],
+)
+def test_a_relative_file_counts_from_here(tmp_path, monkeypatch, given, meant):
+    """Whatever workspace is asked for, so that all who ask mean one file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", given)
+    assert tracking.tracking_uri(ROOT) == meant.format(here=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a b", "what?", "#1", "100%", "a%20b"])
+def test_a_repository_s_folder_may_have_any_name(tmp_path, monkeypatch, name):
+    """The checks look at the file that MLflow opens: `?` and `%` mean something in a URI."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = tracking.tracking_uri(tmp_path / name)
+    file = tmp_path / name / ".edgeloop" / "mlflow.db"
+    assert Path(make_url(uri).database) == tracking.sqlite_file(uri) == file
+    file.parent.mkdir(parents=True)
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.execute("create table t(x)")
+    tracking.check_store(uri)
+    with tracking.reading(file) as connection:
+        assert connection.execute("select name from sqlite_master").fetchall() == [("t",)]
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            connection.execute("drop table t")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_the_writer_ends_with_its_build(workspace, finished):
