@@ -51,6 +51,7 @@ NO_TELEMETRY = {
 
 _ANSWER_TIMEOUT_S = 5.0
 _INPUTS_LIMIT_S = 60.0
+_LOG = "writer.log"
 _SQLITE = "sqlite:///"
 _BUILD_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -103,7 +104,7 @@ def stage_run(name: str, params: Mapping[str, Any]) -> Iterator[Run]:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder.absolute() / f"{name}-{os.getpid()}.jsonl"
     address = os.environ.get("DVC_STAGE", "")  # set by DVC for the commands it runs
-    with file.open("w", encoding="utf-8") as spool, _inputs(file, address):
+    with file.open("w", encoding="utf-8") as spool:
         run = Run(spool, copies_of(file))
         run.tell(
             stage=name,
@@ -118,7 +119,8 @@ def stage_run(name: str, params: Mapping[str, Any]) -> Iterator[Run]:
         start_writer(folder, owner, uri)
         status = "FAILED"
         try:
-            yield run
+            with _inputs(file, address):  # they are there before the writer reads of the end
+                yield run
             status = "FINISHED"
         except EdgeloopError as error:
             run.tags({"error": str(error)})
@@ -153,13 +155,18 @@ def _inputs(file: Path, address: str) -> Iterator[None]:
         yield
         return
     command = [sys.executable, "-m", "tasks.provenance", str(Path.cwd()), stage_name(address)]
-    with inputs_of(file).open("wb") as out:
-        child = subprocess.Popen(command, env=_child_environment(), stdout=out, stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_INPUTS_LIMIT_S)
+    with inputs_of(file).open("wb") as out, (file.parent / _LOG).open("a", encoding="utf-8") as log:
+        child = subprocess.Popen(command, env=_child_environment(), stdout=out, stderr=log)
+        try:
+            yield
+        finally:
+            try:
+                code = child.wait(_INPUTS_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                code = child.wait()
+            if code:
+                print(f"{file.name}: hashing what it reads ended with {code}", file=log, flush=True)
 
 
 def _child_environment() -> dict[str, str]:
@@ -345,7 +352,7 @@ def start_writer(folder: Path, owner: psutil.Process, uri: str) -> None:
     # By the environment, which only this user can read: a store's URI may hold a password.
     env = _child_environment() | {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_TRACKING_URI": uri}
     command = [sys.executable, "-m", "tasks.tracking_writer", str(folder), json.dumps(identity(owner))]
-    with (folder / "writer.log").open("ab") as log:
+    with (folder / _LOG).open("ab") as log:
         # A session of its own: Ctrl-C ends the stage, and the writer lives on to say so.
         subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True

@@ -429,6 +429,41 @@ def test_a_stage_alone_is_a_build_of_its_own(monkeypatch):
     assert build.endswith(f"-{os.getpid()}")
 
 
+@pytest.mark.parametrize(
+    ("does", "code"), [("time.sleep(60)", -9), ("sys.exit(3)", 3), ("print('{}')", None)]
+)
+def test_the_child_that_hashes_inputs_ends_with_its_stage(tmp_path, monkeypatch, does, code):
+    """Killed at the limit, and what went wrong is in the log; the end is told only then."""
+    children, real = [], subprocess.Popen
+
+    def start(command, **more):
+        assert "tasks.provenance" in command
+        told = "import sys, time; print('hashing', file=sys.stderr, flush=True); "
+        children.append(real([sys.executable, "-c", told + does], **more))
+        return children[0]
+
+    for name, value in {"DVC_STAGE": "dvc.yaml:gate", tracking.BUILD_ID: "hashes"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(tracking.INPUTS, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tracking, "start_writer", lambda folder, owner, uri: None)
+    monkeypatch.setattr(tracking.provenance, "origin", lambda workspace: {})
+    monkeypatch.setattr(tracking, "_INPUTS_LIMIT_S", 60.0 if code != -9 else 2.0)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    real_tell = tracking.Run.tell
+
+    def tell(run, **message):
+        assert "status" not in message or children[0].returncode is not None
+        real_tell(run, **message)
+
+    monkeypatch.setattr(tracking.Run, "tell", tell)
+    with tracking.stage_run("gate", {}):
+        pass
+    log = (tracking.spool_folder(tmp_path, "hashes") / "writer.log").read_text(encoding="utf-8")
+    assert log.startswith("hashing\n")
+    assert (f"ended with {code}" in log) == (code is not None)
+
+
 def test_a_torn_file_does_not_hold_back_the_others(tmp_path, capsys):
     """A spool file that a full disk tore is set aside by name; the next one is taken up."""
     (tmp_path / "prune-1.jsonl").write_bytes(b'{"stage": "pru\n')
