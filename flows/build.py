@@ -77,8 +77,8 @@ def build(workspace: Workspace) -> Built:
                 ran = walk(workspace, plan, build_id, sections.require)
         gate = read_json(workspace.path / "reports" / "gate.json")
         require_judged(workspace.path, gate)
+        _wait_for_tracking(workspace, build_id, uri)  # a version is linked to the stages' runs
         registered = _register(workspace, build_id, uri) if gate["verdict"] == "pass" else None
-        _wait_for_tracking(workspace, build_id, uri)
     return Built(
         preset=workspace.name,
         seconds=round(time.monotonic() - started, 2),
@@ -209,7 +209,6 @@ def _register(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
         return dict(known["registered"])
     os.environ.update(NO_TELEMETRY)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    _wait_for_tracking(workspace, build_id, uri)  # the stages' runs are what a version is linked to
     from tasks.register import register
 
     registered = asdict(register(workspace, build_id))
