@@ -26,8 +26,10 @@ from tasks.summary import variants
 from tasks.tracking import (
     NO_TELEMETRY,
     check_store,
+    reading,
     shown,
     spool_folder,
+    sqlite_file,
     state_folder,
     tracking_uri,
     wait_until_written,
@@ -75,8 +77,8 @@ def build(workspace: Workspace) -> Built:
                 ran = walk(workspace, plan, build_id, sections.require)
         gate = read_json(workspace.path / "reports" / "gate.json")
         require_judged(workspace.path, gate)
+        _wait_for_tracking(workspace, build_id, uri)  # a version is linked to the stages' runs
         registered = _register(workspace, build_id, uri) if gate["verdict"] == "pass" else None
-        _wait_for_tracking(workspace, build_id, uri)
     return Built(
         preset=workspace.name,
         seconds=round(time.monotonic() - started, 2),
@@ -207,7 +209,6 @@ def _register(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
         return dict(known["registered"])
     os.environ.update(NO_TELEMETRY)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    _wait_for_tracking(workspace, build_id, uri)  # the stages' runs are what a version is linked to
     from tasks.register import register
 
     registered = asdict(register(workspace, build_id))
@@ -217,13 +218,13 @@ def _register(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
 
 def _still_registered(uri: str, registered: Mapping[str, Any]) -> bool:
     """Look into the embedded store without importing MLflow; for any other, say no and let MLflow look."""
-    if not uri.startswith("sqlite:///"):
+    database = sqlite_file(uri)
+    if database is None:
         return False
-    database = f"file:{uri.removeprefix('sqlite:///')}?mode=ro"
     question = "select count(*) from model_versions where name = ? and version = ? and current_stage != ?"
     answer = (registered["name"], registered["version"], "Deleted_Internal")
     try:
-        with sqlite3.connect(database, uri=True) as connection:
+        with reading(database) as connection:
             return bool(connection.execute(question, answer).fetchone()[0])
     except sqlite3.Error:
         return False

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 _LOG_WIDTH = 140
 _MARK = "*"
-_FLAGS = {"noisy": "the host was busy with other work", "too_few_queries": "too few queries bound its P99"}
+_FLAGS = {"noisy": "the host was busy with other work", "too_few_queries": "too few queries to bound its P99"}
 """What the benchmark's flags mean."""
 
 app = App(

@@ -13,11 +13,9 @@ from fleet.device.errors import EdgeloopError, EngineError, UserError
 from tasks.provenance import inputs_in
 from tasks.stage import FAILURE_FILE, write_json
 from tasks.tracking import INPUTS
-from tasks.workspace import disk_full
+from tasks.workspace import causes, disk_full, workspace_name
 
 _INTERRUPTED = 130
-_EMPTY = "ReproductionError"
-"""DVC's wrapper around whatever went wrong."""
 
 
 def main() -> None:
@@ -38,16 +36,17 @@ def main() -> None:
 def explain(error: BaseException) -> EdgeloopError:
     """What DVC raised, as got, allowed and next step where the cause is known."""
     from dvc.dependency.base import DependencyDoesNotExistError
+    from dvc.dependency.param import BadParamFileError, MissingParamsError
     from dvc.lock import LockError
     from dvc.stage.exceptions import MissingDataSource, StageCmdFailedError
+    from dvc.utils.serialize import YAMLFileCorruptedError
 
     if full := disk_full(error, Path()):
         return full
-    chain = _chain(error)
     text = innermost(error)
-    for cause in chain:
+    for cause in causes(error):
         if isinstance(cause, LockError):
-            return locked(Path.cwd().name, text)
+            return locked(workspace_name(Path.cwd()), text)
         if isinstance(cause, StageCmdFailedError):
             return _ended(str(cause))
         if isinstance(cause, MissingDataSource | DependencyDoesNotExistError | FileNotFoundError):
@@ -67,7 +66,7 @@ def explain(error: BaseException) -> EdgeloopError:
                 allowed="file names in UTF-8",
                 next_step="rename the file; `edgeloop doctor` looks for it",
             )
-        if type(cause).__name__ in ("MissingParamsError", "BadParamFileError", "YAMLFileCorruptedError"):
+        if isinstance(cause, MissingParamsError | BadParamFileError | YAMLFileCorruptedError):
             return UserError(
                 text,
                 allowed="a params.yaml with a section for each stage",
@@ -85,17 +84,12 @@ def locked(workspace: str, said: str) -> UserError:
     )
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    """An error and what it came from, outermost first."""
-    found = [error]
-    while (cause := found[-1].__cause__ or found[-1].__context__) is not None and cause not in found:
-        found.append(cause)
-    return found
-
-
 def innermost(error: BaseException) -> str:
     """What DVC says in one line, with its cause; `failed to reproduce` alone says nothing."""
-    told = [str(link) or type(link).__name__ for link in _chain(error) if type(link).__name__ != _EMPTY]
+    from dvc.exceptions import ReproductionError  # a wrapper around whatever went wrong
+
+    chain = [link for link in causes(error) if not isinstance(link, ReproductionError)]
+    told = [str(link) or type(link).__name__ for link in chain]
     lines = dict.fromkeys(
         " ".join(text.encode("utf-8", "backslashreplace").decode().split()) for text in told
     )

@@ -21,7 +21,7 @@ from typing import Any, Self
 import yaml
 
 from fleet.device.errors import UserError
-from tasks.source import check_hashable, escaped
+from tasks.data.hashable import check_hashable, escaped
 from tasks.stage import Params, load_params, read_params
 from tasks.workspace import CODE, Workspace
 
@@ -35,7 +35,7 @@ def check_workspace(workspace: Workspace) -> None:
     """See that graph, parameters and images are there and lead to each other.
 
     Raises:
-        UserError: all that is wrong, with the first next step.
+        UserError: all that is wrong, with every next step.
     """
     _raise_all([*graph_problems(workspace), *source_problems(workspace)])
 
@@ -138,17 +138,19 @@ def source_problems(workspace: Workspace) -> list[UserError]:
     source = workspace.path / named
     try:
         check_hashable(source)
+        source.stat()
     except UserError as error:
         return [error]
-    if source.exists():
-        return []
-    return [
-        UserError(
-            f"the images of workspace {workspace.name} are not at {escaped(str(source.resolve()))}",
-            allowed="an existing folder or tar file",
-            next_step=f"put them there, or correct prepare.source.path in {path}",
-        )
-    ]
+    except OSError as error:
+        place = escaped(os.path.normpath(source.absolute()))
+        return [
+            UserError(
+                f"the images of workspace {workspace.name} are not at {place}: {error.strerror}",
+                allowed="an existing folder or tar file",
+                next_step=f"put them there, or correct prepare.source.path in {path}",
+            )
+        ]
+    return []
 
 
 def section_problems(workspace: Path, stages: Iterable[str]) -> list[UserError]:

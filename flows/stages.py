@@ -24,7 +24,7 @@ from fleet.device.errors import EdgeloopError, UserError
 from flows.dvc_child import innermost, locked
 from flows.inputs import check_workspace
 from tasks.stage import FAILURE_FILE
-from tasks.tracking import BUILD_ID, BUILD_OWNER, NO_TELEMETRY
+from tasks.tracking import BUILD_ID, BUILD_OWNER, NO_TELEMETRY, tracking_uri
 from tasks.workspace import Workspace
 
 # What DVC tells people who type its commands, after every stage.
@@ -188,7 +188,9 @@ def stage_environment(workspace: Workspace) -> dict[str, str]:
         )
     code = os.pathsep.join(filter(None, (str(workspace.repository), os.environ.get("PYTHONPATH"))))
     path = os.pathsep.join((str(here), os.environ.get("PATH", os.defpath)))
-    return dict(os.environ) | NO_TELEMETRY | {"PATH": path, "PYTHONPATH": code, BUILD_OWNER: str(os.getpid())}
+    own = {"PATH": path, "PYTHONPATH": code, BUILD_OWNER: str(os.getpid())}
+    own["MLFLOW_TRACKING_URI"] = tracking_uri(workspace.path)  # a stage works in another folder
+    return dict(os.environ) | NO_TELEMETRY | own
 
 
 def locked_outs(workspace: Workspace) -> dict[str, Any]:

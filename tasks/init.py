@@ -1,6 +1,7 @@
 """`edgeloop init NAME DIR`: a workspace for someone's own images, with parameters that fit them."""
 
 import json
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ import yaml
 
 from fleet.device.errors import UserError
 from tasks.data.decode import Decoded, decode
+from tasks.data.hashable import check_hashable
 from tasks.data.listing import Listing
 from tasks.prepare import FolderSource, TarSource, list_source
-from tasks.source import check_hashable
 from tasks.workspace import Workspace, workspaces
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
@@ -59,7 +60,7 @@ def init_workspace(root: Path, name: str, directory: Path) -> tuple[Workspace, F
         UserError: the name cannot be used, DVC cannot hash the folder, or it holds no images of two classes.
     """
     _check_name(root, name)
-    source = directory.expanduser().resolve()
+    source = Path(os.path.realpath(directory.expanduser()))  # Path.resolve raises on a link to itself
     kind: Literal["folder", "tar"] = "tar" if source.is_file() else "folder"
     if source == root or root.is_relative_to(source):
         raise UserError(

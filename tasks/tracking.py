@@ -7,11 +7,13 @@ build's writer, with copies of the files to attach and with where the result cam
 began: a delivery days later tells of that moment, not of its own. The one thing checked before the work
 starts is that the store answers at all.
 
-Where it goes: MLFLOW_TRACKING_URI when set, else SQLite and files under `.edgeloop` of the repository. Which
-build a run belongs to: EDGELOOP_BUILD_ID, which `edgeloop build` sets; else the `dvc repro` that started the
-stage; else the stage is a build of its own.
+Where it goes: MLFLOW_TRACKING_URI when set, else SQLite and files under `.edgeloop` of the repository. The
+relative path of a file counts from where `edgeloop` was called, which hands it on to the stages. Which build
+a run belongs to: EDGELOOP_BUILD_ID, which `edgeloop build` sets; else the `dvc repro` that started the stage;
+else the stage is a build of its own.
 """
 
+import base64
 import contextlib
 import fcntl
 import json
@@ -49,6 +51,8 @@ NO_TELEMETRY = {
 
 _ANSWER_TIMEOUT_S = 5.0
 _INPUTS_LIMIT_S = 60.0
+_LOG = "writer.log"
+_SQLITE = "sqlite:///"
 _BUILD_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -100,7 +104,7 @@ def stage_run(name: str, params: Mapping[str, Any]) -> Iterator[Run]:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder.absolute() / f"{name}-{os.getpid()}.jsonl"
     address = os.environ.get("DVC_STAGE", "")  # set by DVC for the commands it runs
-    with file.open("w", encoding="utf-8") as spool, _inputs(file, address):
+    with file.open("w", encoding="utf-8") as spool:
         run = Run(spool, copies_of(file))
         run.tell(
             stage=name,
@@ -115,7 +119,8 @@ def stage_run(name: str, params: Mapping[str, Any]) -> Iterator[Run]:
         start_writer(folder, owner, uri)
         status = "FAILED"
         try:
-            yield run
+            with _inputs(file, address):  # they are there before the writer reads of the end
+                yield run
             status = "FINISHED"
         except EdgeloopError as error:
             run.tags({"error": str(error)})
@@ -150,13 +155,18 @@ def _inputs(file: Path, address: str) -> Iterator[None]:
         yield
         return
     command = [sys.executable, "-m", "tasks.provenance", str(Path.cwd()), stage_name(address)]
-    with inputs_of(file).open("wb") as out:
-        child = subprocess.Popen(command, env=_child_environment(), stdout=out, stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_INPUTS_LIMIT_S)
+    with inputs_of(file).open("wb") as out, (file.parent / _LOG).open("a", encoding="utf-8") as log:
+        child = subprocess.Popen(command, env=_child_environment(), stdout=out, stderr=log)
+        try:
+            yield
+        finally:
+            try:
+                code = child.wait(_INPUTS_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                code = child.wait()
+            if code:
+                print(f"{file.name}: hashing what it reads ended with {code}", file=log, flush=True)
 
 
 def _child_environment() -> dict[str, str]:
@@ -166,18 +176,47 @@ def _child_environment() -> dict[str, str]:
 
 def shown(uri: str) -> str:
     """A store's URI as it may be printed: without user, password and query."""
-    parts = urllib.parse.urlsplit(uri)
-    if "@" not in parts.netloc and not parts.query:
-        return uri
-    host = parts.netloc.rpartition("@")[2]
-    return urllib.parse.urlunsplit(
-        (parts.scheme, f"***@{host}" if "@" in parts.netloc else host, parts.path, "", "")
-    )
+    scheme, mark, rest = uri.partition("://")
+    if scheme == "sqlite":  # a file's path, where an `@` is a letter
+        return uri.partition("?")[0]
+    if not mark:
+        scheme, rest = "", uri
+    # As text: parsed, a password with `#`, `/` or `?` in it would end up in other parts of the URI.
+    user, at, place = rest.rpartition("@")
+    if "=" in user.partition("?")[2]:  # the `@` is not before the host but in the query
+        return f"{scheme}{mark}***"
+    return scheme + mark + ("***@" if at else "") + place.partition("?")[0]
 
 
 def tracking_uri(folder: Path) -> str:
-    """Where runs of workspaces around `folder` are stored."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{state_folder(folder) / 'mlflow.db'}"
+    """Where runs of workspaces around `folder` are stored; a file's path is absolute."""
+    given = os.environ.get("MLFLOW_TRACKING_URI")
+    if not given:
+        return _sqlite_uri(state_folder(folder) / "mlflow.db")
+    file = sqlite_file(given)
+    if file is None or file.is_absolute():
+        return given
+    return f"{_sqlite_uri(Path.cwd())}/{given.removeprefix(_SQLITE)}"
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file that MLflow keeps a store in; None when the store is of another kind."""
+    if not uri.startswith(_SQLITE):
+        return None
+    return Path(urllib.parse.unquote(uri.removeprefix(_SQLITE).partition("?")[0]))
+
+
+def _sqlite_uri(file: Path) -> str:
+    """A file as MLflow reads it: `%` begins an escape, `?` the options."""
+    return _SQLITE + str(file).replace("%", "%25").replace("?", "%3F")
+
+
+@contextlib.contextmanager
+def reading(database: Path) -> Iterator[sqlite3.Connection]:
+    """A store's file, opened for the block and not to be written."""
+    address = f"{database.absolute().as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+        yield connection
 
 
 def state_folder(folder: Path) -> Path:
@@ -196,27 +235,58 @@ def check_store(uri: str) -> None:
     Raises:
         UserError: its server does not answer, or its file cannot be written.
     """
-    try:
-        if uri.startswith(("http://", "https://")):
-            import urllib.request  # 40 ms that stages with the embedded store need not spend
-
-            urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=_ANSWER_TIMEOUT_S).close()  # noqa: S310  # http(s)
-        elif uri.startswith("sqlite:///"):
-            database = Path(uri.removeprefix("sqlite:///"))
-            database.parent.mkdir(parents=True, exist_ok=True)
-            database.open("ab").close()
-            if database.stat().st_size:
-                with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-                    connection.execute("select count(*) from sqlite_master").fetchone()
-        elif not uri.startswith(("postgresql", "mysql", "mssql")):
-            raise ValueError("this kind of store is not known")  # noqa: TRY301  # one message for all
-    except (OSError, ValueError, sqlite3.Error) as error:
+    database, trouble = sqlite_file(uri), ""
+    if uri.startswith(("http://", "https://")):
+        trouble = _server_trouble(uri)
+    elif database is not None:
+        trouble = _file_trouble(database)
+    elif not uri.startswith(("postgresql", "mysql", "mssql")):
+        trouble = "this kind of store is not known"
+    if trouble:
         raise UserError(
-            f"MLflow at {shown(uri)}: {error}",
+            f"MLflow at {shown(uri)}: {trouble}",
             allowed="a store that answers: sqlite:///FILE, http(s)://HOST, postgresql, mysql or mssql",
             next_step="start that server or unset MLFLOW_TRACKING_URI; move a damaged .edgeloop/mlflow.db "
             "away: builds go on with a new one, models and reports are not in it",
-        ) from error
+        )
+
+
+def _server_trouble(uri: str) -> str:
+    """Why a server cannot be used, without the user and password of its URI; empty when it answers."""
+    import http.client  # 40 ms that stages with the embedded store need not spend
+    import urllib.request
+
+    try:
+        parts = urllib.parse.urlsplit(uri)
+        host = parts.netloc.rpartition("@")[2]
+        health = urllib.parse.urlunsplit((parts.scheme, host, f"{parts.path.rstrip('/')}/health", "", ""))
+        request = urllib.request.Request(health)  # noqa: S310  # http(s)
+        if parts.username is not None:
+            who = urllib.parse.unquote(f"{parts.username}:{parts.password or ''}").encode()
+            request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(who).decode()}")
+        urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S).close()  # noqa: S310  # as above
+    except (ValueError, http.client.InvalidURL):  # these quote what they could not read, passwords too
+        return (
+            "this address cannot be read; `#`, `/`, `?`, `@`, `%` and blanks in a password are written as %XX"
+        )
+    except http.client.HTTPException as error:
+        return f"what answers is no web server ({type(error).__name__})"
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _file_trouble(database: Path) -> str:
+    """Why a file cannot be used as a store; empty when it can. Made when it is missing."""
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        database.open("ab").close()
+        if database.stat().st_size:
+            with reading(database) as connection:
+                connection.execute("select count(*) from sqlite_master").fetchone()
+    except (OSError, ValueError, sqlite3.Error) as error:
+        return str(error)
+    return ""
 
 
 def current_build() -> tuple[str, psutil.Process]:
@@ -282,7 +352,7 @@ def start_writer(folder: Path, owner: psutil.Process, uri: str) -> None:
     # By the environment, which only this user can read: a store's URI may hold a password.
     env = _child_environment() | {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_TRACKING_URI": uri}
     command = [sys.executable, "-m", "tasks.tracking_writer", str(folder), json.dumps(identity(owner))]
-    with (folder / "writer.log").open("ab") as log:
+    with (folder / _LOG).open("ab") as log:
         # A session of its own: Ctrl-C ends the stage, and the writer lives on to say so.
         subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True

@@ -65,9 +65,9 @@ class StageFile:
         if "run_id" not in self.state:
             self._save(**self.state, **self._create_run(store))
         artifacts = [*self.state["artifacts"], *(m["artifact"] for m in messages if "artifact" in m)]
+        end = next((m for m in messages if "status" in m), self.state.get("end"))
         self._write(store, messages)
-        self._save(**self.state | {"offset": offset, "artifacts": artifacts})
-        end = next((m for m in messages if "status" in m), None)
+        self._save(**self.state | {"offset": offset, "artifacts": artifacts, "end": end})
         if end is None and alive:
             return False
         self._end(store, end or {"status": "KILLED", "time_ms": None})
@@ -115,7 +115,7 @@ class StageFile:
         client, run_id = store.client, self.state["run_id"]
         tags = [RunTag(key, value) for key, value in self._inputs().items()]
         store.call(lambda: client.log_batch(run_id, tags=tags))
-        for path in dict.fromkeys(self.state["artifacts"]):
+        for path in self.state["artifacts"]:
             if Path(path).is_file():
                 store.call(lambda path=path: client.log_artifact(run_id, path))  # type: ignore[misc]  # as above
         for run in (run_id, self.state["parent_id"]):
@@ -167,8 +167,9 @@ class Spool:
     def deliver(self, store: Store) -> None:
         """Send all there is."""
         self.take_up()
-        for path in [path for path, file in self._files.items() if file.deliver(store)]:
-            del self._files[path]
+        for path, file in list(self._files.items()):
+            if file.deliver(store):
+                del self._files[path]  # at once: the next one may fail
 
 
 def carry(spool: Spool, uri: str, owner: list[float], *, grace_s: float = _GRACE_S) -> None:

@@ -110,9 +110,7 @@ _NO_ROOM_BYTES = 1 << 20
 
 def disk_full(error: BaseException, folder: Path) -> UserError | None:
     """The error to show when `error` came from a disk without room; None when it did not."""
-    chain = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
-        chain.append(cause)
+    chain = causes(error)
     told = next(filter(_is_no_room, chain), None)
     free = shutil.disk_usage(folder).free
     if told is None and free >= _NO_ROOM_BYTES:
@@ -124,6 +122,14 @@ def disk_full(error: BaseException, folder: Path) -> UserError | None:
         allowed="a disk, quota and file size limit (`ulimit -f`) with room for data and models",
         next_step="free some space (`dvc gc --workspace` removes old builds), then build again: it goes on",
     )
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """An error and what it came from, outermost first."""
+    found = [error]
+    while (cause := found[-1].__cause__ or found[-1].__context__) is not None and cause not in found:
+        found.append(cause)
+    return found
 
 
 def _is_no_room(error: BaseException) -> bool:

@@ -1,13 +1,12 @@
 """What edgeloop talks to: MLflow's store."""
 
-import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 from fleet.device.errors import UserError
 from flows.doctor.finding import Finding
-from tasks.tracking import check_store, shown, tracking_uri
+from tasks.tracking import check_store, reading, shown, sqlite_file, tracking_uri
 
 _AWAY = "away: builds go on with a new one; models and reports are not in it"
 
@@ -15,8 +14,8 @@ _AWAY = "away: builds go on with a new one; models and reports are not in it"
 def check_tracking(root: Path) -> Iterator[Finding]:
     """Whether MLflow's store can be used: a build's own check, and of a file SQLite's too."""
     uri = tracking_uri(root)
-    database = Path(uri.removeprefix("sqlite:///"))
-    if uri.startswith("sqlite:///") and not database.exists():
+    database = sqlite_file(uri)
+    if database is not None and not database.exists():
         yield Finding(check="mlflow", status="ok", found=f"no runs yet; the first build makes {database}")
         return
     try:
@@ -24,7 +23,7 @@ def check_tracking(root: Path) -> Iterator[Finding]:
     except UserError as error:
         yield Finding.of_error("mlflow", error)
         return
-    if uri.startswith("sqlite:///"):
+    if database is not None:
         yield _database(database)
     elif uri.startswith("http"):
         yield Finding(check="mlflow", status="ok", found=f"{shown(uri)} answers")
@@ -39,9 +38,7 @@ def check_tracking(root: Path) -> Iterator[Finding]:
 
 def _database(database: Path) -> Finding:
     try:
-        with contextlib.closing(
-            sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=5)
-        ) as connection:
+        with reading(database) as connection:
             (verdict,) = connection.execute("pragma quick_check").fetchone()
     except sqlite3.Error as problem:
         verdict = str(problem)

@@ -8,7 +8,7 @@ from pathlib import Path
 from fleet.device.errors import UserError
 from flows.doctor.finding import Finding
 from flows.inputs import graph_problems, section_problems, source_problems, stage_names
-from tasks.source import escaped
+from tasks.data.hashable import escaped
 from tasks.stage import read_params
 from tasks.workspace import Workspace, workspaces
 

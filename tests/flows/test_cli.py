@@ -51,6 +51,12 @@ def test_a_noisy_latency_is_marked_and_the_mark_explained(capsys):
     assert json.loads(_built("noisy").to_json())["variants"][1]["flags"] == ["noisy"]
 
 
+def test_a_latency_of_too_few_queries_says_so(capsys):
+    """The other mark the benchmark sets."""
+    _print_built(_built("too_few_queries"))
+    assert "with care: too few queries to bound its P99\n" in capsys.readouterr().out
+
+
 def test_without_flags_there_is_no_legend(capsys):
     """Nothing to explain, nothing explained."""
     _print_built(_built())

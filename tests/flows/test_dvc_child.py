@@ -7,9 +7,11 @@ import sys
 
 import pytest
 from clones import environment
+from dvc.dependency.param import BadParamFileError, MissingParamsError
 from dvc.exceptions import DvcException, ReproductionError
 from dvc.lock import LockError
 from dvc.stage.exceptions import MissingDataSource, StageCmdFailedError
+from dvc.utils.serialize import YAMLFileCorruptedError
 
 from flows.dvc_child import explain, innermost
 
@@ -29,6 +31,9 @@ def _raised(cause: BaseException) -> BaseException:
         (FileNotFoundError(2, "No such file or directory", "/x/images.tar"), 2, "/x/images.tar"),
         (PermissionError(13, "Permission denied", "/x/images"), 2, "chmod"),
         (MissingDataSource(["images.tar"]), 2, "images.tar"),
+        (MissingParamsError("train is not in params.yaml"), 2, "a section for each stage"),
+        (BadParamFileError("params.yaml is a folder"), 2, "a section for each stage"),
+        (YAMLFileCorruptedError("params.yaml"), 2, "a section for each stage"),
         (LockError("busy, it is being blocked by: (PID 7)"), 2, "wait until it has ended"),
         (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates not allowed"), 2, "not UTF-8"),
         (StageCmdFailedError("python -m tasks.train", 127), 2, "make setup"),
@@ -47,6 +52,15 @@ def test_causes(cause, code, said):
     assert said in str(error)
     assert "255" not in str(error)
     str(error).encode("utf-8")
+
+
+@pytest.mark.parametrize(("place", "name"), [(".", "digits"), ("presets/tiny", "tiny")])
+def test_a_lock_names_the_workspace_as_the_command_line_does(tmp_path, monkeypatch, place, name):
+    """The root's is `digits`, whatever its folder is called."""
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(tmp_path / place)
+    assert f"workspace {name}: " in explain(_raised(LockError("busy"))).got
 
 
 def test_a_cause_is_told_once():

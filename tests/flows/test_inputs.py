@@ -111,6 +111,24 @@ def test_a_file_whose_name_is_not_utf8_is_named(workspace, name):
         check_workspace(workspace)
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("pipe", "is a pipe"), ("link", "images: Too many levels"), ("name", "File name too long")],
+)
+def test_a_source_that_is_neither_folder_nor_file_is_refused(workspace, kind, said):
+    """DVC would wait at a pipe for ever; a link to itself and a name that cannot be one are not there."""
+    source = workspace.path / "images"
+    source.rmdir()
+    if kind == "pipe":
+        os.mkfifo(source)
+    elif kind == "link":
+        source.symlink_to("images")
+    else:
+        _edit(workspace, "path: images", f"path: {'x' * 300}")
+    with pytest.raises(UserError, match=said):
+        check_workspace(workspace)
+
+
 def test_all_that_is_wrong_is_said_at_once(workspace):
     """Two mistakes are one error, not two builds."""
     _edit(workspace, "root: ../..", "root: x")

@@ -4,11 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from flows import build, stages
+from tasks.stage import write_json
 from tasks.workspace import Workspace
 
 
@@ -43,6 +46,44 @@ def test_a_list_in_another_form_is_left_alone(tmp_path, text):
     path.write_text(text)
     assert not stages._unlock_if_killed(path)
     assert path.exists()
+
+
+def test_the_stages_get_the_store_that_the_caller_means(tmp_path, monkeypatch):
+    """A stage works in its workspace: a path that counts from the caller's folder would be another file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///runs.db")
+    workspace = Workspace(name="w", path=tmp_path / "presets" / "w", repository=tmp_path)
+    assert stages.stage_environment(workspace)["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/runs.db"
+
+
+@pytest.mark.parametrize("verdict", ["pass", "fail"])
+def test_a_store_that_is_stuck_is_waited_for_once(tmp_path, monkeypatch, capsys, verdict):
+    """Before the version is made that links to the runs; one wait and one warning a build."""
+    (tmp_path / ".dvc").mkdir()
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    gate = {"verdict": verdict, "checks": [], "evidence_sha256": "e"}
+    write_json(tmp_path / "reports" / "gate.json", gate)
+    did = []
+    monkeypatch.setattr(build, "wait_until_written", lambda folder, limit_s: bool(did.append("wait")))
+    register = SimpleNamespace(register=lambda w, build_id: did.append("register") or Registered("m", 1))
+    monkeypatch.setitem(sys.modules, "tasks.register", register)
+    nothing = stages.Plan(upstream={}, stale=frozenset(), always=frozenset())
+    monkeypatch.setattr(stages, "plan", lambda workspace: nothing)
+    monkeypatch.setattr(build, "_same_devices", lambda workspace, always: True)
+    monkeypatch.setattr(build, "require_judged", lambda workspace, gate: None)
+    monkeypatch.setattr(build, "variants", lambda reports: [])
+    monkeypatch.setattr(build.os, "environ", dict(os.environ))
+    build.build(Workspace(name="w", path=tmp_path, repository=tmp_path))
+    assert did == ["wait", *(["register"] if verdict == "pass" else [])]
+    assert capsys.readouterr().err.count("warning") == 1
+
+
+@dataclass
+class Registered:
+    """A version."""
+
+    name: str
+    version: int
 
 
 def test_an_unforeseen_error_of_a_stage_stops_the_build(tmp_path, monkeypatch):

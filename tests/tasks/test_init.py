@@ -139,14 +139,25 @@ def test_names_that_are_not_utf8_are_refused(repository, tmp_path, place, said):
     assert not (repository / "workspaces").exists()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_what_dvc_cannot_hash_is_refused(repository, tmp_path, kind):
-    """DVC would wait at a pipe for ever, and crash at a link that leads nowhere."""
+@pytest.mark.parametrize(
+    ("leads_to", "reason"), [(None, "pipe"), ("nowhere", "leads nowhere"), ("odd", "Too many levels")]
+)
+def test_what_dvc_cannot_hash_is_refused(repository, tmp_path, leads_to, reason):
+    """DVC would wait at a pipe for ever, and crash at a link to nothing or to itself."""
     images = _images(tmp_path / "images")
     odd = images / "class 0" / "odd"
-    os.mkfifo(odd) if kind == "pipe" else odd.symlink_to("nowhere")
-    with pytest.raises(UserError, match="class 0/odd"):
+    odd.symlink_to(leads_to) if leads_to else os.mkfifo(odd)
+    with pytest.raises(UserError, match=f"class 0/odd.*{reason}"):
         init_workspace(repository, "mine", images)
+
+
+@pytest.mark.parametrize("leads_to", [None, "odd"], ids=["pipe", "link to itself"])
+def test_a_source_that_is_neither_folder_nor_file_is_refused(repository, tmp_path, leads_to):
+    """Nothing hangs and nothing crashes on it."""
+    odd = tmp_path / "odd"
+    odd.symlink_to(leads_to) if leads_to else os.mkfifo(odd)
+    with pytest.raises(UserError, match="odd"):
+        init_workspace(repository, "mine", odd)
 
 
 def test_a_folder_of_links_is_accepted(repository, tmp_path):

@@ -1,19 +1,25 @@
 """Tracking: what a stage says arrives in MLflow, and MLflow's troubles do not reach the stage."""
 
+import base64
 import contextlib
 import hashlib
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
+import traceback
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 from mlflow import MlflowClient
+from sqlalchemy import make_url
 
 from fleet.device.errors import UserError
 from tasks import tracking, tracking_writer
@@ -181,34 +187,79 @@ def test_what_is_told_is_what_was_there_then(tmp_path, monkeypatch):
     report.write_text("now", encoding="utf-8")
     (tmp_path / "dvc.lock").write_text("now", encoding="utf-8")
     (file,) = tracking.spool_folder(tmp_path, "then").glob("*.jsonl")
-    delivered, tags = [], {}
+    client = _Client()
+    assert tracking_writer.StageFile(file).deliver(_store(client))
+    assert client.artifacts == [("report.json", "first"), ("report.json", "then")]
+    assert client.tags["dvc_lock_sha256"] == hashlib.sha256(b"then").hexdigest()
+    assert list(file.parent.glob("gate-*")) == []  # nothing is left of it
 
-    class Client:
-        """Keeps what it is given."""
 
-        def create_run(self, experiment, *, start_time, tags, run_name):
-            self.tags = tags
-            return SimpleNamespace(info=SimpleNamespace(run_id="r"))
+class _Client:
+    """MLflow's client, as far as the writer uses it: keeps what it is given."""
 
-        def log_batch(self, run_id, metrics=(), params=(), tags=()):
-            pass
+    def __init__(self, *, failures: int = 0) -> None:
+        """The first `failures` artifacts are not taken."""
+        self.failures, self.artifacts, self.ends, self.tags = failures, [], [], {}
 
-        def log_artifact(self, run_id, path):
-            delivered.append((Path(path).name, Path(path).read_text(encoding="utf-8")))
+    def create_run(self, experiment, *, start_time, tags, run_name):
+        self.tags = tags
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_name))
 
-        def set_terminated(self, run_id, status, end_time):
-            tags["status"] = status
+    def log_batch(self, run_id, metrics=(), params=(), tags=()):
+        pass
 
-    store = SimpleNamespace(
-        client=Client(),
+    def log_artifact(self, run_id, path):
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the upload broke off")
+        self.artifacts.append((Path(path).name, Path(path).read_text(encoding="utf-8")))
+
+    def set_terminated(self, run_id, status, end_time):
+        self.ends.append((run_id, status, end_time))
+
+
+def _store(client: _Client) -> SimpleNamespace:
+    return SimpleNamespace(
+        client=client,
         call=lambda action: action(),
         experiment=lambda workspace: "e",
-        parent_run=lambda workspace, build_id, started_ms: "p",
+        parent_run=lambda workspace, build_id, started_ms: "build",
     )
-    assert tracking_writer.StageFile(file).deliver(store)
-    assert delivered == [("report.json", "first"), ("report.json", "then")]
-    assert store.client.tags["dvc_lock_sha256"] == hashlib.sha256(b"then").hexdigest()
-    assert list(file.parent.glob("gate-*")) == []  # nothing is left of it
+
+
+def _ended_stage(folder: Path, name: str, **more) -> Path:
+    """The spool file of a stage that finished."""
+    opening = {"stage": name, "params": {}, "build_id": "b", "workspace": str(folder), "address": ""}
+    lines = [opening | {"process": [0, 0.0], "time_ms": 1}, more, {"status": "FINISHED", "time_ms": 2}]
+    file = folder / f"{name}-1.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return file
+
+
+def test_a_finished_run_stays_finished_when_an_upload_fails(tmp_path):
+    """What is sent again ends as the stage did, by the same writer or by a later one."""
+    (tmp_path / "curve.csv").touch()
+    file, client = _ended_stage(tmp_path, "train", artifact=str(tmp_path / "curve.csv")), _Client(failures=2)
+    writer = tracking_writer.StageFile(file)
+    for _ in range(client.failures):
+        with pytest.raises(OSError, match="broke off"):
+            writer.deliver(_store(client))
+    assert tracking_writer.StageFile(file).deliver(_store(client))
+    assert client.ends == [("train", "FINISHED", 2), ("build", "FINISHED", 2)]
+    assert [name for name, _ in client.artifacts] == ["curve.csv"]
+
+
+def test_a_stage_that_fails_to_arrive_does_not_bring_back_the_one_before(tmp_path):
+    """A delivered file is done with, whatever happens to the next one in the same round."""
+    _ended_stage(tmp_path, "a")
+    (tmp_path / "curve.csv").touch()
+    _ended_stage(tmp_path, "b", artifact=str(tmp_path / "curve.csv"))
+    client, spool = _Client(failures=1), tracking_writer.Spool(tmp_path)
+    with pytest.raises(OSError, match="broke off"):
+        spool.deliver(_store(client))
+    spool.deliver(_store(client))
+    assert [run for run, _, _ in client.ends] == ["a", "build", "b", "build"]
+    assert spool.pending() == []
 
 
 def test_a_store_s_password_is_on_no_command_line(tmp_path, monkeypatch):
@@ -227,12 +278,109 @@ def test_a_store_s_password_is_on_no_command_line(tmp_path, monkeypatch):
     [
         ("http://me:s3cret@host:5000/x", "http://***@host:5000/x"),
         ("postgresql://db/runs?user=me&password=s3cret", "postgresql://db/runs"),
+        ("postgresql://me:s3#cret@db/runs", "postgresql://***@db/runs"),
+        ("postgresql://me:s3/cret@db", "postgresql://***@db"),
+        ("postgresql://me:s3?cret@db/runs", "postgresql://***@db/runs"),
+        ("postgresql://me:s3@cret@db/runs?x=1", "postgresql://***@db/runs"),
+        ("postgresql://db/runs?user=me&password=s3@cret", "postgresql://***"),
+        ("http://[me:s3cret@host", "http://***@host"),
+        ("me:s3cret@host", "***@host"),
         ("sqlite:////tmp/a b/mlflow.db", "sqlite:////tmp/a b/mlflow.db"),
+        ("sqlite:////tmp/a@b/mlflow.db", "sqlite:////tmp/a@b/mlflow.db"),
     ],
 )
 def test_a_password_is_not_printed(uri, said):
     """Errors and warnings name the store without user, password and query."""
     assert tracking.shown(uri) == said
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_server_is_asked_as_the_user_of_its_uri(answers):
+    """As MLflow's own client does it; when it does not answer, the error is one, and tells no password."""
+    asked = []
+
+    class Health(BaseHTTPRequestHandler):
+        """Keeps what it is asked."""
+
+        def do_GET(self):
+            asked.append((self.path, self.headers["Authorization"], self.headers["Host"]))
+            self.send_response(200 if answers else 403)
+            self.end_headers()
+
+        def log_message(self, *words):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"127.0.0.1:{server.server_port}"
+        with contextlib.nullcontext() if answers else pytest.raises(UserError, match="403") as refused:
+            tracking.check_store(f"http://me:s3%23cret@{place}/mlflow/")
+        server.shutdown()
+    assert asked == [("/mlflow/health", "Basic " + base64.b64encode(b"me:s3#cret").decode(), place)]
+    assert answers or "s3" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://me:s3cret@127.0.0.1:9",
+        "http://me:s3cret@127.0.0.1:port",
+        "http://me:#s3cret@127.0.0.1",
+        "http://me:/s3cret@127.0.0.1",
+        "http://127.0.0.1/s3cret s3cret@127.0.0.1",
+        "http://[me:s3cret@127.0.0.1",
+        "http://me:s3cret\u2100@127.0.0.1",
+        "http://me:s3cret@" + "x" * 70,
+        "s3cret@127.0.0.1",
+    ],
+)
+def test_a_store_that_cannot_be_asked_is_an_error_without_its_password(uri):
+    """Nothing listens there, or it is no address at all; neither the text nor its cause has the password."""
+    with pytest.raises(UserError, match="MLflow at") as refused:
+        tracking.check_store(uri)
+    assert "s3cret" not in "".join(traceback.format_exception(refused.value))
+
+
+def test_what_is_no_web_server_is_an_error():
+    """A port that speaks something else, as a database does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=lambda: server.accept()[0].sendall(b"SSH-2.0\r\n"), daemon=True).start()
+        with pytest.raises(UserError, match="no web server"):
+            tracking.check_store(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("sqlite:///runs.db", "sqlite:///{here}/runs.db"),
+        ("sqlite:///sub/runs.db?timeout=9", "sqlite:///{here}/sub/runs.db?timeout=9"),
+        ("sqlite:////var/runs.db", "sqlite:////var/runs.db"),
+        ("http://runs.db", "http://runs.db"),
+    ],
+)
+def test_a_relative_file_counts_from_here(tmp_path, monkeypatch, given, meant):
+    """Whatever workspace is asked for, so that all who ask mean one file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", given)
+    assert tracking.tracking_uri(ROOT) == meant.format(here=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a b", "what?", "#1", "100%", "a%20b"])
+def test_a_repository_s_folder_may_have_any_name(tmp_path, monkeypatch, name):
+    """The checks look at the file that MLflow opens: `?` and `%` mean something in a URI."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = tracking.tracking_uri(tmp_path / name)
+    file = tmp_path / name / ".edgeloop" / "mlflow.db"
+    assert Path(make_url(uri).database) == tracking.sqlite_file(uri) == file
+    file.parent.mkdir(parents=True)
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.execute("create table t(x)")
+    tracking.check_store(uri)
+    with tracking.reading(file) as connection:
+        assert connection.execute("select name from sqlite_master").fetchall() == [("t",)]
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            connection.execute("drop table t")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_the_writer_ends_with_its_build(workspace, finished):
@@ -279,6 +427,41 @@ def test_a_stage_alone_is_a_build_of_its_own(monkeypatch):
     assert owner.pid == os.getpid()
     assert build.startswith("stage-")
     assert build.endswith(f"-{os.getpid()}")
+
+
+@pytest.mark.parametrize(
+    ("does", "code"), [("time.sleep(60)", -9), ("sys.exit(3)", 3), ("print('{}')", None)]
+)
+def test_the_child_that_hashes_inputs_ends_with_its_stage(tmp_path, monkeypatch, does, code):
+    """Killed at the limit, and what went wrong is in the log; the end is told only then."""
+    children, real = [], subprocess.Popen
+
+    def start(command, **more):
+        assert "tasks.provenance" in command
+        told = "import sys, time; print('hashing', file=sys.stderr, flush=True); "
+        children.append(real([sys.executable, "-c", told + does], **more))
+        return children[0]
+
+    for name, value in {"DVC_STAGE": "dvc.yaml:gate", tracking.BUILD_ID: "hashes"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(tracking.INPUTS, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tracking, "start_writer", lambda folder, owner, uri: None)
+    monkeypatch.setattr(tracking.provenance, "origin", lambda workspace: {})
+    monkeypatch.setattr(tracking, "_INPUTS_LIMIT_S", 60.0 if code != -9 else 2.0)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    real_tell = tracking.Run.tell
+
+    def tell(run, **message):
+        assert "status" not in message or children[0].returncode is not None
+        real_tell(run, **message)
+
+    monkeypatch.setattr(tracking.Run, "tell", tell)
+    with tracking.stage_run("gate", {}):
+        pass
+    log = (tracking.spool_folder(tmp_path, "hashes") / "writer.log").read_text(encoding="utf-8")
+    assert log.startswith("hashing\n")
+    assert (f"ended with {code}" in log) == (code is not None)
 
 
 def test_a_torn_file_does_not_hold_back_the_others(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Workspaces are found by name and place; nothing computes with other code or packages than were hashed."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,14 @@ def test_another_engine_than_the_pinned_one_is_refused(monkeypatch):
     )
     with pytest.raises(UserError, match=r"mnn 3\.5\.0 installed"):
         workspace.check_environment()
+
+
+def test_errors_that_come_from_each_other_have_an_end(tmp_path):
+    """Libraries raise an old error from a new one; looking for a full disk stops where it began."""
+    old, new = OSError(errno.ENOSPC, "No space left on device"), ValueError("new")
+    old.__cause__, new.__cause__ = new, old
+    assert workspace.causes(new) == [new, old]
+    assert "No space left" in workspace.disk_full(new, tmp_path).got
 
 
 def test_a_stage_computes_in_one_process_at_a_time(tmp_path):

@@ -1,6 +1,7 @@
 """What DVC can hash of someone's images: it crashes on names that are not UTF-8, waits at a pipe."""
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +23,18 @@ def check_hashable(source: Path) -> None:
             allowed="paths in UTF-8: DVC writes them into dvc.lock",
             next_step="rename the folder or file: `mv OLD NEW`, with its bytes as $'\\xNN' where you type it",
         )
-    if not source.is_dir():
+    try:
+        mode = source.stat().st_mode
+    except OSError:  # not there: the caller says where it was looked for
         return
+    if stat.S_ISREG(mode):
+        return
+    if not stat.S_ISDIR(mode):
+        raise UserError(
+            f"{escaped(str(source))} is a pipe, socket or device",
+            allowed="a folder or tar file with the images",
+            next_step="name the folder or tar file itself",
+        )
     found = [f"{escaped(path)} ({reason})" for path, reason in _unhashable(str(source))]
     if found:
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
@@ -59,9 +70,19 @@ def _unhashable(folder: str, below: str = "") -> Iterator[tuple[str, str]]:
         return
     for entry in entries:
         path = f"{below}{entry.name}"
-        if not _is_utf8(entry.name):
-            yield path, "name not in UTF-8"
+        if reason := _reason(entry):
+            yield path, reason
         elif entry.is_dir(follow_symlinks=False):
             yield from _unhashable(entry.path, f"{path}/")
-        elif not (entry.is_file() or entry.is_dir()):
-            yield path, "a link that leads nowhere" if entry.is_symlink() else "a pipe, socket or device"
+
+
+def _reason(entry: os.DirEntry[str]) -> str:
+    """Why DVC cannot hash one entry of a folder; empty when it can."""
+    if not _is_utf8(entry.name):
+        return "name not in UTF-8"
+    try:
+        if entry.is_file() or entry.is_dir():
+            return ""
+    except OSError as error:  # a link to itself
+        return str(error.strerror)
+    return "a link that leads nowhere" if entry.is_symlink() else "a pipe, socket or device"
