@@ -5,6 +5,7 @@ Stdout carries results only: what libraries, compiled ones too, and stages print
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -224,6 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         _keep_stdout_for_results()
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # else Prefect's server outlives the build
     try:
         code = app(given, exit_on_error=False)
     except CycloptsError as error:  # cyclopts has printed what was wrong

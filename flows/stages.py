@@ -4,6 +4,7 @@ DVC owns the graph and decides what is up to date. A stage runs in a `dvc` proce
 build leaves DVC's lock with that process, so the next build waits for it instead of writing beside it.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -159,9 +160,13 @@ def reproduce(workspace: Workspace, stage: str, build_id: str) -> None:
         env = stage_environment(workspace) | {BUILD_ID: build_id, FAILURE_FILE: str(failure)}
         command = [sys.executable, "-m", "flows.dvc_child", stage]
         with subprocess.Popen(command, cwd=workspace.path, env=env, stdout=subprocess.PIPE, text=True) as dvc:
-            for line in dvc.stdout or ():
-                if line.strip() and not line.lstrip().startswith(_DVC_HINTS):
-                    print(line, end="", file=sys.stderr, flush=True)
+            try:
+                for line in dvc.stdout or ():
+                    if line.strip() and not line.lstrip().startswith(_DVC_HINTS):
+                        print(line, end="", file=sys.stderr, flush=True)
+            except BaseException:  # interrupted: only a terminal tells the children, too
+                _end_with_children(dvc.pid)
+                raise
         if dvc.returncode == 0:
             return
         if failure.exists():
@@ -171,6 +176,15 @@ def reproduce(workspace: Workspace, stage: str, build_id: str) -> None:
         raise StageFailedError(
             stage, code, f"ended with exit code {dvc.returncode}; what it printed stands above"
         )
+
+
+def _end_with_children(pid: int) -> None:
+    """End a process and all it started; stages may end anywhere, the next build goes on from there."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for child in [*process.children(recursive=True), process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.terminate()
 
 
 def stage_environment(workspace: Workspace) -> dict[str, str]:

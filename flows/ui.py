@@ -42,7 +42,6 @@ def serve(workspace: Workspace, port: int | None) -> int:
     check_store(uri)
     chosen = _port(port)
     server = _start(workspace, uri, chosen)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _wait_until_up(server, chosen)
         print(f"runs      http://{_HOST}:{chosen}/#/experiments")

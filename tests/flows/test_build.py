@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from clones import edgeloop, environment
@@ -205,7 +206,9 @@ def test_killed_builds_and_a_second_clone_come_to_the_same_bytes(tiny_build, mak
     clone = make_clone()
     workspace = clone / "presets" / "tiny"
     for stage in ("prepare", "train"):
-        _kill_in(stage, clone)
+        build = _started(stage, clone)
+        os.killpg(build.pid, signal.SIGKILL)
+        build.wait()
     done = edgeloop(clone, "build", "--preset", "tiny", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert _outs(workspace) == _outs(tiny_build.workspace)
@@ -216,8 +219,21 @@ def test_killed_builds_and_a_second_clone_come_to_the_same_bytes(tiny_build, mak
     ]
 
 
-def _kill_in(stage: str, clone: Path) -> None:
-    """Start a build and kill everything it started once `stage` computes."""
+def test_a_terminated_build_leaves_no_process(make_clone):
+    """SIGTERM to the build alone, as from a service manager, ends its stage and Prefect's server too."""
+    clone = make_clone()
+    build = _started("train", clone)
+    started = psutil.Process(build.pid).children(recursive=True)
+    assert any("uvicorn" in process.cmdline() for process in started)
+    build.terminate()
+    assert build.wait(60) == 130
+    _, alive = psutil.wait_procs(started, timeout=60)
+    assert alive == []
+    shutil.rmtree(clone)
+
+
+def _started(stage: str, clone: Path) -> subprocess.Popen[bytes]:
+    """A build in a process group of its own that is computing `stage`."""
     build = subprocess.Popen(
         [sys.executable, "-m", "flows", "build", "--preset", "tiny"],
         cwd=clone,
@@ -229,8 +245,7 @@ def _kill_in(stage: str, clone: Path) -> None:
     while not list((clone / ".edgeloop" / "spool").glob(f"*/{stage}-*.jsonl")):
         assert build.poll() is None, f"the build ended before {stage}"
         time.sleep(0.05)
-    os.killpg(build.pid, signal.SIGKILL)
-    build.wait()
+    return build
 
 
 def test_a_missing_source_is_named(make_clone):
