@@ -69,9 +69,9 @@ def table(builds: dict[str, dict[str, Any]]) -> str:
         "Written by `python -m tasks.results` from `builds.json`; edit neither. Top-1 is measured in MNN on",
         "the whole test set; latency on one thread of this host (the x86 wheel has no fast int8 kernels),",
         "marked where the host was noisy. One build a preset. On digits an image is 0.28 pp and the recipe",
-        "was chosen with its test set in view: read it as a smoke test. Pruning got more epochs on cifar10 and",
-        "grocery, and a higher rate on clothing, after first builds that lost 1.5, 3.6 and 6.2 pp of test",
-        "accuracy: what pruning costs on fresh data may be more.",
+        "was chosen with its test set in view: read it as a smoke test. Pruning got more epochs on cifar10",
+        "and grocery, and a higher rate on clothing, after first builds that lost 1.5, 3.6 and 6.2 pp of",
+        "test accuracy: what pruning costs on fresh data may be more.",
         "",
     ]
     for name, build in sorted(builds.items()):
