@@ -225,7 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         _keep_stdout_for_results()
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # else Prefect's server outlives the build
+        for ending in (signal.SIGTERM, signal.SIGHUP):  # else Prefect's server outlives the build
+            signal.signal(ending, signal.default_int_handler)
     try:
         code = app(given, exit_on_error=False)
     except CycloptsError as error:  # cyclopts has printed what was wrong

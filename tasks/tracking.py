@@ -47,6 +47,8 @@ NO_TELEMETRY = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "GX_ANALYTICS_ENABLED": "false",
+    # Not sent but printed: a run's address on stdout, which is for results, with the store's password in it.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 _ANSWER_TIMEOUT_S = 5.0

@@ -126,12 +126,13 @@ def convert_any(
 
 
 def _check_out(onnx_path: Path, out: Path) -> None:
-    """Refuse an output that would overwrite the input, replace a link, or cannot be a file."""
+    """Refuse an output that would overwrite the input or replace what is no plain file: a link, a device."""
     same = out.exists() and onnx_path.exists() and out.samefile(onnx_path)
-    if same or out.is_symlink() or out.is_dir() or not out.name:
+    if same or out.is_symlink() or (out.exists() and not out.is_file()) or not out.name:
         raise UserError(
             f"output {str(out)!r}" + (", which is the model itself" if same else ""),
-            allowed="the path of a file, new or to be replaced, that is no link and not the input",
+            allowed="the path of a file, new or to be replaced, that is no link, folder or device and not the"
+            " input",
             next_step="choose another --out",
         )
 

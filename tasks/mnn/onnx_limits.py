@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import onnx
 
 from tasks.mnn.onnx_lint import OVERFLOWS, lint
+from tasks.mnn.source import attribute
 
 # Operators that pass values on as they are, and their operands that hold them.
 _CARRIERS = frozenset(
@@ -36,8 +37,24 @@ _COUNTING = {
     "Scatter": 1,
     "OneHot": 0,
 }
+_POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 _INTEGER_ARITHMETIC = frozenset(
-    {"Abs", "Add", "BitShift", "CumSum", "Div", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Pow", "Range"}
+    {
+        "Abs",
+        "Add",
+        "BitShift",
+        "Clip",
+        "CumSum",
+        "Div",
+        "Max",
+        "Mean",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Pow",
+        "Range",
+    }
     | {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Sub", "Sum"}
 )
 
@@ -61,12 +78,23 @@ def limits(model: onnx.ModelProto) -> list[str]:
     said = []
     if doubles := _inputs_of(model, {onnx.TensorProto.DOUBLE}):
         said.append(f"float64 inputs are computed in float32: {', '.join(doubles)}")
-    for name in _inputs_of(model, {onnx.TensorProto.INT64}):
+    for name in _inputs_of(model, {onnx.TensorProto.INT32, onnx.TensorProto.INT64}):
         found = {node.op_type for node, _ in _uses(model, name)} & _INTEGER_ARITHMETIC
         if found:
             said.append(
-                f"the int64 input {name!r} goes into {', '.join(sorted(found))}: integers are computed in 32"
-                " bits, by some operators in float32, so values beyond 2^24 are not proven"
+                f"the integer input {name!r} goes into {', '.join(sorted(found))}: integers are computed in"
+                " 32 bits, by some operators in float32, so values beyond 2^24 are not proven"
+            )
+    if _is_dynamic(model):
+        if any(node.op_type in _POOLS and attribute(node, "ceil_mode", 0) for node in model.graph.node):
+            said.append(
+                "pools with ceil_mode: the engine keeps a last window that lies wholly in the padding, ONNX"
+                " does not; sizes other than those tried are not proven (--shape tries more)"
+            )
+        if any(node.op_type == "Slice" for node in model.graph.node):
+            said.append(
+                "slices of a dynamic axis: an axis shorter than a slice's start or end is cut elsewhere than"
+                " in ONNX; sizes other than those tried are not proven (--shape tries more)"
             )
     if inner := [finding.node for finding in lint(model) if finding.why == OVERFLOWS]:
         said.append(
@@ -74,6 +102,15 @@ def limits(model: onnx.ModelProto) -> list[str]:
             " -80 to 80"
         )
     return said
+
+
+def _is_dynamic(model: onnx.ModelProto) -> bool:
+    """Whether an axis other than the first, which is the batch, has no fixed size."""
+    return any(
+        not dim.HasField("dim_value")
+        for value in model.graph.input
+        for dim in value.type.tensor_type.shape.dim[1:]
+    )
 
 
 def _inputs_of(model: onnx.ModelProto, types: set[int]) -> list[str]:

@@ -27,6 +27,7 @@ _REPEATED = 3  # inputs that run again in a second session, in reverse order
 # What MNN 3.6.1 computes less exactly than float32 can: measured on single operators, by output range.
 _EXACT = 1e-4
 _FLOAT_LAYER = 5e-5  # Winograd convolutions: random VGG-11 errs by 6.7e-5, Inception-v3 by up to 7.5e-5
+_WIDE_LAYER = 3e-4  # Winograd on kernels of 5 and 7: single convolutions of 3 to 16 channels err by 1.9e-4
 _HALF = 1e-3  # float16 tensors round at other places; a batch norm on 2, 3 or 5 axes loses its epsilon
 _ROUGH = 2e-3  # one formula for Erf and Gelu, 2e-4 off; 1e-3 where the output's range is small
 _ROUGH_OPS = frozenset({"Erf", "Gelu"})
@@ -109,9 +110,21 @@ def tolerance_for(model: onnx.ModelProto, options: ConvertOptions) -> Tolerance:
         return Tolerance(max_rel_error=max(_FP16_WEIGHTS, _FP16_LAYER * depth), lossy=True)
     if any(node.op_type in _ROUGH_OPS for node in model.graph.node):
         return Tolerance(max_rel_error=_ROUGH)
-    return Tolerance(
-        max_rel_error=_HALF if _is_half(model) else max(_EXACT, min(_FLOAT_LAYER * depth, _HALF))
-    )
+    if _is_half(model):
+        return Tolerance(max_rel_error=_HALF)
+    layer = _WIDE_LAYER if any(_is_wide(node) for node in model.graph.node) else _FLOAT_LAYER
+    return Tolerance(max_rel_error=max(_EXACT, min(layer * depth, _HALF)))
+
+
+def _is_wide(node: onnx.NodeProto) -> bool:
+    """Whether the engine computes a convolution by Winograd's algorithm with a kernel of 5 or more."""
+    if node.op_type != "Conv":
+        return False
+    attributes = {a.name: a for a in node.attribute}
+    kernel = attributes["kernel_shape"].ints if "kernel_shape" in attributes else ()
+    strides = attributes["strides"].ints if "strides" in attributes else ()
+    grouped = "group" in attributes and attributes["group"].i > 1
+    return not grouped and max(kernel, default=0) > 3 and max(strides, default=1) == 1
 
 
 def _is_half(model: onnx.ModelProto) -> bool:

@@ -219,13 +219,14 @@ def test_killed_builds_and_a_second_clone_come_to_the_same_bytes(tiny_build, mak
     ]
 
 
-def test_a_terminated_build_leaves_no_process(make_clone):
-    """SIGTERM to the build alone, as from a service manager, ends its stage and Prefect's server too."""
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
+def test_a_terminated_build_leaves_no_process(make_clone, ending):
+    """A signal to the build alone, from a service manager or closed terminal, ends its stage and server."""
     clone = make_clone()
     build = _started("train", clone)
     started = psutil.Process(build.pid).children(recursive=True)
     assert any("uvicorn" in process.cmdline() for process in started)
-    build.terminate()
+    build.send_signal(ending)
     assert build.wait(60) == 130
     _, alive = psutil.wait_procs(started, timeout=60)
     assert alive == []

@@ -318,17 +318,20 @@ def test_foreign_operators_are_counted_with_their_domain(tmp_path):
     assert result.unsupported == ["my.ops::Relu"]
 
 
-@pytest.mark.parametrize("kind", ["itself", "a link", "a folder", "under a file", "no name"])
+@pytest.mark.parametrize("kind", ["itself", "a link", "a folder", "a pipe", "under a file", "no name"])
 def test_outputs_that_would_do_harm_are_refused(kind, tmp_path):
     """The input stays, a link keeps pointing where it did, and a path that cannot be a file is named."""
     model = save(_conv_relu(), tmp_path / "m.onnx")
     before = model.read_bytes()
     link = tmp_path / "link.mnn"
     link.symlink_to(tmp_path / "target.mnn")
+    pipe = tmp_path / "pipe.mnn"
+    os.mkfifo(pipe)
     out = {
         "itself": model,
         "a link": link,
         "a folder": tmp_path,
+        "a pipe": pipe,
         "under a file": model / "m.mnn",
         "no name": Path(),
     }[kind]
@@ -336,6 +339,19 @@ def test_outputs_that_would_do_harm_are_refused(kind, tmp_path):
         convert_any(model, out, runs=1)
     assert model.read_bytes() == before
     assert link.is_symlink()
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("kernel", [5, 7])
+def test_wide_convolutions_may_err_as_winograd_does(kernel, tmp_path):
+    """A plain convolution with a wide kernel is right within 3e-4, not within 1e-4, and is not refused."""
+    inputs, weights_ = [("x", [1, 3, 64, 64])], {"w": weights(16, 3, kernel, kernel), "b": weights(16)}
+    conv = node("Conv", "x w b", "y", pads=[kernel // 2] * 4)
+    result = convert_any(
+        save(graph([conv], inputs, [("y", None)], weights_), tmp_path / "m.onnx"), tmp_path / "m"
+    )
+    assert result.ok, result.reason
+    assert result.parity.max_rel_error < 3e-4
 
 
 def test_the_longest_file_name_there_is_can_be_written(tmp_path):

@@ -19,7 +19,7 @@ from tasks.mnn.onnx_inputs import first_shapes, graph_inputs
 from tasks.mnn.onnx_limits import index_inputs, limits
 from tasks.mnn.onnx_read import with_shapes
 
-INT64, DOUBLE = TensorProto.INT64, TensorProto.DOUBLE
+INT32, INT64, DOUBLE = TensorProto.INT32, TensorProto.INT64, TensorProto.DOUBLE
 
 
 def _kinds(model):
@@ -130,6 +130,20 @@ def test_token_ids_and_data_are_no_counting_indices():
     assert not index_inputs(data)
 
 
+@pytest.mark.parametrize(("size", "said"), [("w", 1), (101, 0)])
+@pytest.mark.parametrize("op", ["pool", "slice"])
+def test_operators_that_differ_at_untried_sizes_are_said(op, size, said):
+    """A last window in the padding, a slice longer than its axis: no word where the size is fixed."""
+    nodes = {
+        "pool": node("MaxPool", "x", "y", ceil_mode=1, kernel_shape=[5, 5], strides=[4, 4], pads=[2] * 4),
+        "slice": node("Slice", "x s e a", "y"),
+    }
+    bounds = {"s": np.array([-3]), "e": np.array([2**62]), "a": np.array([3])} if op == "slice" else {}
+    found = limits(graph([nodes[op]], [("x", [1, 3, 30, size])], [("y", None)], bounds))
+    assert len(found) == said
+    assert all("sizes other than those tried are not proven" in text for text in found)
+
+
 def test_number_formats_that_the_engine_does_not_have_are_said():
     """float64 and int64 arithmetic; int64 that only picks rows is exact, and float32 needs no word."""
     double = graph([node("Tanh", "x", "y")], [("x", [4], DOUBLE)], [("y", [4], DOUBLE)])
@@ -138,6 +152,8 @@ def test_number_formats_that_the_engine_does_not_have_are_said():
     added = graph([node("Mul", "i c", "y")], ids, [("y", [4], INT64)], {"c": np.array(3)})
     assert "'i' goes into Mul" in limits(added)[0]
     assert "2^24" in limits(added)[0]
+    clipped = graph([node("Clip", "i", "y")], [("i", [4], INT32)], [("y", [4], INT32)])
+    assert "'i' goes into Clip" in limits(clipped)[0]
     table = {"t": np.ones((9, 2), np.float32)}
     assert limits(graph([node("Gather", "t i", "y")], ids, [("y", [4, 2])], table)) == []
     assert limits(_relu(4)) == []
