@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
-from fleet.device.errors import EngineError
+from fleet.device.errors import INTERRUPTED, EngineError
 from flows import stages
 from flows.inputs import SectionCheck
 from tasks.gate import require_judged
@@ -144,6 +144,8 @@ def walk(workspace: Workspace, plan: stages.Plan, build_id: str, ready: Callable
     def attempt(action: Callable[[], None]) -> State[None] | None:
         try:
             action()
+        except KeyboardInterrupt:
+            _leave_interrupted()
         except Exception as error:  # noqa: BLE001  # raised again below: Prefect only makes a state of it
             failures.append(error)
             return Failed(message=str(error))
@@ -166,6 +168,13 @@ def walk(workspace: Workspace, plan: stages.Plan, build_id: str, ready: Callable
     state = build_flow(return_state=True)
     _raise_unless_completed(state.is_completed(), failures, ran)
     return ran
+
+
+def _leave_interrupted() -> NoReturn:
+    """End at once: Prefect would tell its server, which a terminal has interrupted too, for over a minute."""
+    print("edgeloop: interrupted; the next build goes on from here", file=sys.stderr, flush=True)
+    stages.end_with_children(os.getpid(), itself=False)
+    os._exit(INTERRUPTED)
 
 
 def _due(workspace: Workspace, plan: stages.Plan) -> Iterator[str]:

@@ -8,19 +8,19 @@ import os
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
-from fleet.device.errors import EdgeloopError, UserError
+from fleet.device.errors import INTERRUPTED, EdgeloopError, UserError
 from tasks.workspace import disk_full, find_workspace, repository
 
 if TYPE_CHECKING:
     from flows.build import Built
 
-_INTERRUPTED = 130
 _LOG_WIDTH = 140
 _MARK = "*"
 _FLAGS = {"noisy": "the host was busy with other work", "too_few_queries": "too few queries to bound its P99"}
@@ -177,9 +177,10 @@ def _print_built(built: "Built") -> None:
     if flags := sorted({_FLAGS.get(flag, flag) for v in built.variants for flag in v["flags"]}):
         console.print(f"  {_MARK} latency to be taken with care: {'; '.join(flags)}")
     failed = [check for check in built.gate["checks"] if check["verdict"] == "fail"]
-    console.print(
-        f"gate: [bold]{built.gate['verdict']}[/], {len(built.gate['checks'])} checks, reports/gate.md"
-    )
+    verdicts = Counter(check["verdict"] for check in built.gate["checks"])
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+    page = find_workspace(built.preset).path / "reports" / "gate.md"
+    console.print(f"gate: [bold]{built.gate['verdict']}[/] ({counts}), {page}", soft_wrap=True)
     for check in failed:
         console.print(
             f"  {check['name']}: {check['measured']} {check['unit']}, threshold {check['threshold']}"
@@ -226,7 +227,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:
         _keep_stdout_for_results()
         for ending in (signal.SIGTERM, signal.SIGHUP):  # else Prefect's server outlives the build
-            signal.signal(ending, signal.default_int_handler)
+            if signal.getsignal(ending) is not signal.SIG_IGN:  # `nohup` means it
+                signal.signal(ending, signal.default_int_handler)
     try:
         code = app(given, exit_on_error=False)
     except CycloptsError as error:  # cyclopts has printed what was wrong
@@ -238,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"edgeloop: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         print("edgeloop: interrupted; the next build goes on from here", file=sys.stderr)
-        code = _INTERRUPTED
+        code = INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as in `edgeloop build | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

@@ -9,13 +9,11 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from fleet.device.errors import EdgeloopError, EngineError, UserError
+from fleet.device.errors import INTERRUPTED, EdgeloopError, EngineError, UserError
 from tasks.provenance import inputs_in
 from tasks.stage import FAILURE_FILE, write_json
 from tasks.tracking import INPUTS
 from tasks.workspace import causes, disk_full, workspace_name
-
-_INTERRUPTED = 130
 
 
 def main() -> None:
@@ -28,7 +26,7 @@ def main() -> None:
             os.environ[INPUTS] = inputs_in(repo, Path.cwd(), stage).tags()  # DVC passes it on to the stage
             repo.reproduce(stage, single_item=True)
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
     except Exception as error:  # noqa: BLE001  # whatever DVC raises becomes an error for people
         _fail(explain(error))
 

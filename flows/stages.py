@@ -165,7 +165,7 @@ def reproduce(workspace: Workspace, stage: str, build_id: str) -> None:
                     if line.strip() and not line.lstrip().startswith(_DVC_HINTS):
                         print(line, end="", file=sys.stderr, flush=True)
             except BaseException:  # interrupted: only a terminal tells the children, too
-                _end_with_children(dvc.pid)
+                end_with_children(dvc.pid)
                 raise
         if dvc.returncode == 0:
             return
@@ -178,11 +178,11 @@ def reproduce(workspace: Workspace, stage: str, build_id: str) -> None:
         )
 
 
-def _end_with_children(pid: int) -> None:
+def end_with_children(pid: int, *, itself: bool = True) -> None:
     """End a process and all it started; stages may end anywhere, the next build goes on from there."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        for child in [*process.children(recursive=True), process]:
+        for child in [*process.children(recursive=True), *([process] if itself else [])]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.terminate()
 

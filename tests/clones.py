@@ -35,7 +35,8 @@ def clone_repository(into: Path) -> Path:
 
 def environment(clone: Path) -> dict[str, str]:
     """The environment of a user of `clone`: its code, the embedded stores, this interpreter as `python`."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("EDGELOOP_", "MLFLOW_", "PREFECT_"))}
+    ours = ("EDGELOOP_", "MLFLOW_", "PREFECT_", "PYTHONUNBUFFERED")  # the last one changes C's buffers, too
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     return kept | {"PYTHONPATH": str(clone), "PATH": path}
 

@@ -38,3 +38,7 @@ class EngineError(EdgeloopError):
         """
         super().__init__(f"{reason}\n  engine said: {engine_said}" if engine_said else reason)
         self.reason, self.engine_said = reason, engine_said
+
+
+INTERRUPTED = 130
+"""Exit code of a command that a signal ended: 128 + SIGINT, as shells have it."""

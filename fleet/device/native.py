@@ -1,6 +1,7 @@
 """The MNN module itself, imported in silence: stdout belongs to results."""
 
 import contextlib
+import ctypes
 import os
 import sys
 import threading
@@ -32,6 +33,7 @@ def quiet_stdout() -> Iterator[None]:
         with _redirection:
             _redirected -= 1
             if _redirected == 0:
+                ctypes.CDLL(None).fflush(None)  # else C's buffer comes out at exit, after the results
                 os.dup2(_real_stdout, 1)
                 os.close(_real_stdout)
 
