@@ -51,11 +51,13 @@ class Built:
     """Name and version, None when the gate refused."""
     ran: list[str]
     """Stages that were due; for people, not in the JSON."""
+    gate_page: str
+    """The gate's table, from where the command was given; for people, not in the JSON."""
 
     def to_json(self) -> str:
         """The JSON of the command line."""
         record = asdict(self)
-        del record["ran"]
+        del record["ran"], record["gate_page"]
         return json.dumps(record, indent=1)
 
 
@@ -86,6 +88,7 @@ def build(workspace: Workspace) -> Built:
         gate={"verdict": gate["verdict"], "checks": gate["checks"]},
         registered=registered,
         ran=ran,
+        gate_page=os.path.relpath(workspace.path / "reports" / "gate.md"),
     )
 
 

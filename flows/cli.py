@@ -179,14 +179,13 @@ def _print_built(built: "Built") -> None:
     failed = [check for check in built.gate["checks"] if check["verdict"] == "fail"]
     verdicts = Counter(check["verdict"] for check in built.gate["checks"])
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
-    page = find_workspace(built.preset).path / "reports" / "gate.md"
-    console.print(f"gate: [bold]{built.gate['verdict']}[/] ({counts}), {page}", soft_wrap=True)
+    console.print(f"gate: [bold]{built.gate['verdict']}[/] ({counts}), {built.gate_page}", soft_wrap=True)
     for check in failed:
         console.print(
             f"  {check['name']}: {check['measured']} {check['unit']}, threshold {check['threshold']}"
         )
     if any(check["verdict"] == "inconclusive" for check in built.gate["checks"]):
-        console.print("  latency is inconclusive where the host was noisy; see reports/gate.md")
+        console.print("  latency is inconclusive where the host was noisy")
     if built.registered:
         name, version = built.registered["name"], built.registered["version"]
         console.print(f"registered: {name} version {version}, waiting for review")

@@ -37,7 +37,15 @@ def _built(*flags: str) -> Built:
     quiet |= {"parity_max_rel_error": 0.0, "agreement": 1.0}
     rows = [quiet, quiet | {"name": "marked", "flags": list(flags)}]
     gate = {"verdict": "pass", "checks": []}
-    return Built(preset="p", seconds=1.0, variants=rows, gate=gate, registered=None, ran=[])
+    return Built(
+        preset="p",
+        seconds=1.0,
+        variants=rows,
+        gate=gate,
+        registered=None,
+        ran=[],
+        gate_page="reports/gate.md",
+    )
 
 
 def test_a_noisy_latency_is_marked_and_the_mark_explained(capsys):
