@@ -92,7 +92,7 @@ def table(builds: dict[str, dict[str, Any]]) -> str:
 
 def _conditions(build: dict[str, Any]) -> str:
     machine, tested = build["machine"], build["variants"][0]["test_n"]
-    seeds = ", ".join(f"{stage} {seed}" for stage, seed in build["seeds"].items())
+    seeds = ", ".join(f"{stage} {seed}" for stage, seed in sorted(build["seeds"].items()))
     return (
         f"{build['train_n']} training images, {tested} test images; seeds: {seeds}; {machine['soc']}, "
         f"{machine['cores_count']} cores, MNN {machine['engine_version']}; gate: {build['gate']}."
