@@ -18,14 +18,14 @@ import yaml
 from report import FOLDER, conditions, write
 
 from tasks.results import collect
+from tasks.workspace import Workspace, workspaces
 
 ROOT = Path(__file__).resolve().parents[2]
 _SEEDED = ("train", "prune", "quantize")
 
 
-def build(clone: Path, preset: str, committed: str, changes: dict[str, Any], seed: int) -> dict[str, Any]:
+def build(workspace: Workspace, committed: str, changes: dict[str, Any], seed: int) -> dict[str, Any]:
     """The record of `tasks.results` of one build with `changes`, as section.key: value, to the preset."""
-    workspace = clone / "presets" / preset
     params = yaml.safe_load(committed)
     seeds = {f"{section}.seed": seed for section in _SEEDED} if seed else {}
     for name, value in (seeds | changes).items():
@@ -36,12 +36,12 @@ def build(clone: Path, preset: str, committed: str, changes: dict[str, Any], see
         section[key] = value
     # Unchanged params are written as they were: DVC then finds what was built from them.
     text = yaml.safe_dump(params, sort_keys=False) if params != yaml.safe_load(committed) else committed
-    (workspace / "params.yaml").write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "flows", "build", "--preset", preset, "--json"]
-    done = subprocess.run(command, cwd=clone, stdout=subprocess.PIPE, text=True, check=False)
+    (workspace.path / "params.yaml").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "flows", "build", "--preset", workspace.name, "--json"]
+    done = subprocess.run(command, cwd=workspace.repository, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, 1):  # 1: the gate refused, which is a result
         sys.exit(f"the build with {changes} ended with {done.returncode}")
-    return collect(workspace)
+    return collect(workspace.path)
 
 
 def rows(builds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -86,9 +86,10 @@ def main() -> None:
         (clone.parent / "shared").symlink_to(ROOT.parent / "shared")
         cache = ["dvc", "cache", "dir", "--local", str(ROOT / ".dvc" / "cache")]
         subprocess.run([sys.executable, "-m", *cache], cwd=clone, check=True)
-        committed = (clone / "presets" / chosen.preset / "params.yaml").read_text(encoding="utf-8")
+        workspace = workspaces(clone)[chosen.preset]
+        committed = (workspace.path / "params.yaml").read_text(encoding="utf-8")
         builds = {
-            setting: [build(clone, chosen.preset, committed, changes, seed) for seed in chosen.seeds]
+            setting: [build(workspace, committed, changes, seed) for seed in chosen.seeds]
             for setting, changes in settings.items()
         }
     write(
