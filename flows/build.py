@@ -13,18 +13,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fleet.device.errors import INTERRUPTED, EngineError
+from fleet.device.errors import EngineError
 from flows import stages
 from flows.inputs import SectionCheck
+from flows.interrupt import leave
 from tasks.gate import require_judged
 from tasks.stage import read_json, write_json
 from tasks.summary import variants
 from tasks.tracking import (
-    NO_TELEMETRY,
+    QUIET_TOOLS,
     check_store,
     reading,
     shown,
@@ -51,13 +52,11 @@ class Built:
     """Name and version, None when the gate refused."""
     ran: list[str]
     """Stages that were due; for people, not in the JSON."""
-    gate_page: str
-    """The gate's table, from where the command was given; for people, not in the JSON."""
 
     def to_json(self) -> str:
         """The JSON of the command line."""
         record = asdict(self)
-        del record["ran"], record["gate_page"]
+        del record["ran"]
         return json.dumps(record, indent=1)
 
 
@@ -88,7 +87,6 @@ def build(workspace: Workspace) -> Built:
         gate={"verdict": gate["verdict"], "checks": gate["checks"]},
         registered=registered,
         ran=ran,
-        gate_page=os.path.relpath(workspace.path / "reports" / "gate.md"),
     )
 
 
@@ -148,7 +146,7 @@ def walk(workspace: Workspace, plan: stages.Plan, build_id: str, ready: Callable
         try:
             action()
         except KeyboardInterrupt:
-            _leave_interrupted()
+            leave()
         except Exception as error:  # noqa: BLE001  # raised again below: Prefect only makes a state of it
             failures.append(error)
             return Failed(message=str(error))
@@ -173,13 +171,6 @@ def walk(workspace: Workspace, plan: stages.Plan, build_id: str, ready: Callable
     return ran
 
 
-def _leave_interrupted() -> NoReturn:
-    """End at once: Prefect would tell its server, which a terminal has interrupted too, for over a minute."""
-    print("edgeloop: interrupted; the next build goes on from here", file=sys.stderr, flush=True)
-    stages.end_with_children(os.getpid(), itself=False)
-    os._exit(INTERRUPTED)
-
-
 def _due(workspace: Workspace, plan: stages.Plan) -> Iterator[str]:
     """Stages that are due, one by one: whether what one wrote differs is asked when the next is wanted."""
     changed: set[str] = set()
@@ -200,7 +191,7 @@ def _raise_unless_completed(completed: bool, failures: list[Exception], ran: lis
 
 def _prefect_settings(workspace: Workspace) -> dict[str, str]:
     """Prefect as a library: its state beside ours, no reports to its makers, quiet."""
-    return NO_TELEMETRY | {
+    return QUIET_TOOLS | {
         "PREFECT_HOME": str(state_folder(workspace.path) / "prefect"),
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_TO_API_ENABLED": "false",
@@ -219,7 +210,7 @@ def _register(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
         and _still_registered(uri, known["registered"])
     ):
         return dict(known["registered"])
-    os.environ.update(NO_TELEMETRY)
+    os.environ.update(QUIET_TOOLS)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     from tasks.register import register
 

@@ -5,7 +5,6 @@ Stdout carries results only: what libraries, compiled ones too, and stages print
 
 import json
 import os
-import signal
 import sys
 import traceback
 from collections import Counter
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
-from fleet.device.errors import INTERRUPTED, EdgeloopError, UserError
+from fleet.device.errors import EdgeloopError, UserError
+from flows.interrupt import as_ctrl_c, leave
 from tasks.workspace import disk_full, find_workspace, repository
 
 if TYPE_CHECKING:
@@ -64,11 +64,12 @@ def build(
     """
     from flows.build import build as run_build
 
-    built = run_build(find_workspace(preset))
+    workspace = find_workspace(preset)
+    built = run_build(workspace)
     if as_json:
         print(built.to_json())
     else:
-        _print_built(built)
+        _print_built(built, os.path.relpath(workspace.path / "reports" / "gate.md"))
     return 0 if built.gate["verdict"] == "pass" else 1
 
 
@@ -159,7 +160,7 @@ def ui(*, port: int | None = None) -> int:
     return serve(find_workspace(None), port)
 
 
-def _print_built(built: "Built") -> None:
+def _print_built(built: "Built", gate_page: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -179,17 +180,17 @@ def _print_built(built: "Built") -> None:
     failed = [check for check in built.gate["checks"] if check["verdict"] == "fail"]
     verdicts = Counter(check["verdict"] for check in built.gate["checks"])
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
-    console.print(f"gate: [bold]{built.gate['verdict']}[/] ({counts}), {built.gate_page}", soft_wrap=True)
+    console.print(f"gate: [bold]{built.gate['verdict']}[/] ({counts}), {gate_page}", soft_wrap=True)
     for check in failed:
         console.print(
             f"  {check['name']}: {check['measured']} {check['unit']}, threshold {check['threshold']}"
         )
-    if any(check["verdict"] == "inconclusive" for check in built.gate["checks"]):
+    if verdicts["inconclusive"]:
         console.print("  latency is inconclusive where the host was noisy")
     if built.registered:
         name, version = built.registered["name"], built.registered["version"]
         console.print(f"registered: {name} version {version}, waiting for review")
-    what = f"{len(built.ran)} stages run" if built.ran else "nothing to do"
+    what = f"{len(built.ran)} stages were due" if built.ran else "nothing to do"
     console.print(f"{what}, {built.seconds:.1f} s")
 
 
@@ -225,9 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         _keep_stdout_for_results()
-        for ending in (signal.SIGTERM, signal.SIGHUP):  # else Prefect's server outlives the build
-            if signal.getsignal(ending) is not signal.SIG_IGN:  # `nohup` means it
-                signal.signal(ending, signal.default_int_handler)
+        as_ctrl_c()
     try:
         code = app(given, exit_on_error=False)
     except CycloptsError as error:  # cyclopts has printed what was wrong
@@ -238,8 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _print_failure(given, str(error), code)
         print(f"edgeloop: {error}", file=sys.stderr)
     except KeyboardInterrupt:
-        print("edgeloop: interrupted; the next build goes on from here", file=sys.stderr)
-        code = INTERRUPTED
+        leave()
     except BrokenPipeError:  # the reader of our output has gone, as in `edgeloop build | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

@@ -198,7 +198,7 @@ class SectionCheck:
                 allowed="a Python environment as `make setup` creates it",
                 next_step="`make setup`; `edgeloop doctor` looks further",
             )
-        _raise_all(UserError(**record) for record in json.loads(out.splitlines()[-1]))
+        _raise_all(UserError(**record) for record in json.loads(out))
 
 
 def _raise_all(found: Iterable[UserError]) -> None:
@@ -215,9 +215,9 @@ def _raise_all(found: Iterable[UserError]) -> None:
 
 
 def main() -> None:
-    """The child: the last line of its output is the list; the engine prints lines of its own before it."""
+    """The child."""
     found = section_problems(Path(sys.argv[1]), sys.argv[2:])
-    print("\n" + json.dumps([{"got": p.got, "allowed": p.allowed, "next_step": p.next_step} for p in found]))
+    print(json.dumps([{"got": p.got, "allowed": p.allowed, "next_step": p.next_step} for p in found]))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ DVC owns the graph and decides what is up to date. A stage runs in a `dvc` proce
 build leaves DVC's lock with that process, so the next build waits for it instead of writing beside it.
 """
 
-import contextlib
 import itertools
 import json
 import os
@@ -25,7 +24,7 @@ from fleet.device.errors import EdgeloopError, UserError
 from flows.dvc_child import innermost, locked
 from flows.inputs import check_workspace
 from tasks.stage import FAILURE_FILE
-from tasks.tracking import BUILD_ID, BUILD_OWNER, NO_TELEMETRY, tracking_uri
+from tasks.tracking import BUILD_ID, BUILD_OWNER, QUIET_TOOLS, tracking_uri
 from tasks.workspace import Workspace
 
 # What DVC tells people who type its commands, after every stage.
@@ -105,9 +104,8 @@ def _plan(folder: Path, file: str) -> Plan:
     from networkx import lexicographical_topological_sort
 
     with Repo(str(folder), _wait_for_lock=True) as repo, repo.lock:
-        index = Index.from_file(
-            repo, file
-        )  # this workspace's alone: `repo.index` fails when any other is broken
+        # This workspace's alone: `repo.index` fails when any other is broken.
+        index = Index.from_file(repo, file)
         position = {stage: number for number, stage in enumerate(index.stages)}
         graph = index.graph.reverse(copy=True)  # DVC's edges lead to what is read
         order = list(lexicographical_topological_sort(graph, key=position.__getitem__))
@@ -160,13 +158,9 @@ def reproduce(workspace: Workspace, stage: str, build_id: str) -> None:
         env = stage_environment(workspace) | {BUILD_ID: build_id, FAILURE_FILE: str(failure)}
         command = [sys.executable, "-m", "flows.dvc_child", stage]
         with subprocess.Popen(command, cwd=workspace.path, env=env, stdout=subprocess.PIPE, text=True) as dvc:
-            try:
-                for line in dvc.stdout or ():
-                    if line.strip() and not line.lstrip().startswith(_DVC_HINTS):
-                        print(line, end="", file=sys.stderr, flush=True)
-            except BaseException:  # interrupted: only a terminal tells the children, too
-                end_with_children(dvc.pid)
-                raise
+            for line in dvc.stdout or ():
+                if line.strip() and not line.lstrip().startswith(_DVC_HINTS):
+                    print(line, end="", file=sys.stderr, flush=True)
         if dvc.returncode == 0:
             return
         if failure.exists():
@@ -176,15 +170,6 @@ def reproduce(workspace: Workspace, stage: str, build_id: str) -> None:
         raise StageFailedError(
             stage, code, f"ended with exit code {dvc.returncode}; what it printed stands above"
         )
-
-
-def end_with_children(pid: int, *, itself: bool = True) -> None:
-    """End a process and all it started; stages may end anywhere, the next build goes on from there."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        for child in [*process.children(recursive=True), *([process] if itself else [])]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.terminate()
 
 
 def stage_environment(workspace: Workspace) -> dict[str, str]:
@@ -204,7 +189,7 @@ def stage_environment(workspace: Workspace) -> dict[str, str]:
     path = os.pathsep.join((str(here), os.environ.get("PATH", os.defpath)))
     own = {"PATH": path, "PYTHONPATH": code, BUILD_OWNER: str(os.getpid())}
     own["MLFLOW_TRACKING_URI"] = tracking_uri(workspace.path)  # a stage works in another folder
-    return dict(os.environ) | NO_TELEMETRY | own
+    return dict(os.environ) | QUIET_TOOLS | own
 
 
 def locked_outs(workspace: Workspace) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 
 from fleet.device.errors import EngineError, UserError
-from tasks.tracking import NO_TELEMETRY, check_store, shown, state_folder, tracking_uri
+from tasks.tracking import QUIET_TOOLS, check_store, shown, state_folder, tracking_uri
 from tasks.workspace import Workspace
 
 _HOST = "127.0.0.1"
@@ -86,7 +86,7 @@ def _start(workspace: Workspace, uri: str, port: int) -> "subprocess.Popen[bytes
         "--workers",
         "1",
     ]
-    env = dict(os.environ) | NO_TELEMETRY
+    env = dict(os.environ) | QUIET_TOOLS
     env |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": uri}
     # A process group of its own: we decide when it stops, and stop all of it.
     with (state_folder(workspace.path) / _LOG).open("wb") as log:

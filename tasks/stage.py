@@ -21,7 +21,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fleet.device.errors import EdgeloopError, EngineError, UserError
+from fleet.device.errors import INTERRUPTED, EdgeloopError, EngineError, UserError
 from tasks import tracking
 from tasks.workspace import check_environment, disk_full, only_process
 
@@ -127,6 +127,8 @@ def stage(name: str, model: type[P], *, section: str | None = None) -> Iterator[
             write_json(SECONDS / f"{name}.json", {key: round(value, 3) for key, value in took.items()})
     except EdgeloopError as error:
         _end(name, error)
+    except KeyboardInterrupt:  # a terminal interrupts the build, too, which says so
+        raise SystemExit(INTERRUPTED) from None
     except Exception as error:  # a bug, unless the disk is full: libraries call that by many names
         if full := disk_full(error, Path()):
             _end(name, full)

@@ -41,13 +41,12 @@ BUILD_OWNER = "EDGELOOP_BUILD_OWNER"
 """Process id of what runs the build; its writer lives as long."""
 INPUTS = "EDGELOOP_STAGE_INPUTS"
 """Tags over all that the stage reads, as JSON, where what started DVC had them at hand."""
-# Everything the tools this project uses would otherwise send to their makers.
-NO_TELEMETRY = {
+# What the tools this project uses would otherwise send to their makers, or print on stdout among results.
+QUIET_TOOLS = {
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "GX_ANALYTICS_ENABLED": "false",
-    # Not sent but printed: a run's address on stdout, which is for results, with the store's password in it.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
@@ -173,7 +172,7 @@ def _inputs(file: Path, address: str) -> Iterator[None]:
 
 def _child_environment() -> dict[str, str]:
     code = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
-    return dict(os.environ) | NO_TELEMETRY | {"PYTHONPATH": code}
+    return dict(os.environ) | QUIET_TOOLS | {"PYTHONPATH": code}
 
 
 def shown(uri: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from clones import TinyBuild, clone_repository, edgeloop, environment
 
-_DIGITS = pytest.StashKey[subprocess.Popen[str]]()
+_DIGITS = pytest.StashKey[tuple[subprocess.Popen[str], Path]]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,7 +52,7 @@ def _digits_in_the_background(
             stderr=errors,
             text=True,
         )
-    request.config.stash[_DIGITS] = process
+    request.config.stash[_DIGITS] = process, log
     yield
     if process.poll() is None:
         process.terminate()
@@ -62,7 +62,7 @@ def _digits_in_the_background(
 @pytest.fixture(scope="session")
 def digits_build(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What `edgeloop build --json` printed in a fresh clone: the default, on the embedded digits."""
-    process = request.config.stash[_DIGITS]
+    process, log = request.config.stash[_DIGITS]
     printed, _ = process.communicate()
-    assert process.returncode in (0, 1), "the build failed; its words are in the session's folder digits0"
+    assert process.returncode in (0, 1), printed + log.read_text(encoding="utf-8")
     return dict(json.loads(printed))

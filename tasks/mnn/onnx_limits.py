@@ -1,15 +1,18 @@
-"""What the engine's number formats cannot hold and no drawn input can show: told from the graph, said aloud.
+"""What no drawn input can show, for want of bits or of sizes tried: told from the graph, said aloud.
 
 Measured on MNN 3.6.1: int64 and float64 are narrowed to 32 bits, some operators compute integers in float32,
-and a softmax over another axis than the last does not subtract the maximum first.
+a softmax over another axis than the last does not subtract the maximum first, and pools and slices of some
+sizes come out with other shapes than ONNX's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+import numpy as np
 import onnx
 
+from tasks.mnn.onnx_facts import extents
 from tasks.mnn.onnx_lint import OVERFLOWS, lint
-from tasks.mnn.source import attribute
+from tasks.mnn.source import Source, attribute
 
 # Operators that pass values on as they are, and their operands that hold them.
 _CARRIERS = frozenset(
@@ -37,6 +40,8 @@ _COUNTING = {
     "Scatter": 1,
     "OneHot": 0,
 }
+_TO_THE_END = 2**31 - 1
+_UNTRIED = "the engine may cut elsewhere than ONNX, and only the sizes tried are proven (--shape tries more)"
 _POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 _INTEGER_ARITHMETIC = frozenset(
     {
@@ -85,17 +90,11 @@ def limits(model: onnx.ModelProto) -> list[str]:
                 f"the integer input {name!r} goes into {', '.join(sorted(found))}: integers are computed in"
                 " 32 bits, by some operators in float32, so values beyond 2^24 are not proven"
             )
-    if _is_dynamic(model):
-        if any(node.op_type in _POOLS and attribute(node, "ceil_mode", 0) for node in model.graph.node):
-            said.append(
-                "pools with ceil_mode: the engine keeps a last window that lies wholly in the padding, ONNX"
-                " does not; sizes other than those tried are not proven (--shape tries more)"
-            )
-        if any(node.op_type == "Slice" for node in model.graph.node):
-            said.append(
-                "slices of a dynamic axis: an axis shorter than a slice's start or end is cut elsewhere than"
-                " in ONNX; sizes other than those tried are not proven (--shape tries more)"
-            )
+    source, known = Source(name="", model=model, sha256=""), extents(model)
+    if any(_rounds_up(node, known) for node in model.graph.node):
+        said.append(f"pools with ceil_mode on a dynamic size, whose last window may be padding: {_UNTRIED}")
+    if any(_cuts(node, known, source) for node in model.graph.node):
+        said.append(f"slices of a dynamic axis, which may be shorter than the slice: {_UNTRIED}")
     if inner := [finding.node for finding in lint(model) if finding.why == OVERFLOWS]:
         said.append(
             f"softmax over an axis that is not the last, {', '.join(inner[:3])}: wrong where its input leaves"
@@ -104,13 +103,30 @@ def limits(model: onnx.ModelProto) -> list[str]:
     return said
 
 
-def _is_dynamic(model: onnx.ModelProto) -> bool:
-    """Whether an axis other than the first, which is the batch, has no fixed size."""
-    return any(
-        not dim.HasField("dim_value")
-        for value in model.graph.input
-        for dim in value.type.tensor_type.shape.dim[1:]
+Extents = Mapping[str, tuple[int | None, ...]]
+
+
+def _rounds_up(node: onnx.NodeProto, known: Extents) -> bool:
+    """Whether a pool's last window may lie wholly in the padding: the engine keeps it, ONNX does not."""
+    if node.op_type not in _POOLS or not attribute(node, "ceil_mode", 0):
+        return False
+    return None in known.get(node.input[0], (None,) * 3)[2:]
+
+
+def _cuts(node: onnx.NodeProto, known: Extents, source: Source) -> bool:
+    """Whether a slice begins or ends inside a dynamic axis: the engine cuts short ones unlike ONNX."""
+    if node.op_type != "Slice":
+        return False
+    axes_of = known.get(node.input[0])
+    starts, ends, axes = (
+        source.value(name).astype(np.int64).reshape(-1) if name in source.constants else None
+        for name in (*node.input[1:4], "", "", "")[:3]
     )
+    if axes_of is None or starts is None or ends is None:
+        return True
+    numbers = range(len(starts)) if axes is None else (int(axis) for axis in axes)
+    inside = (start != 0 or end < _TO_THE_END for start, end in zip(starts, ends, strict=True))
+    return any(axes_of[axis] is None and cut for axis, cut in zip(numbers, inside, strict=True))
 
 
 def _inputs_of(model: onnx.ModelProto, types: set[int]) -> list[str]:

@@ -165,7 +165,9 @@ def test_a_folder_of_links_is_accepted(repository, tmp_path):
     images = _images(tmp_path / "images")
     (images / "class 0" / "again.png").symlink_to("ü 0.png")
     (images / "class 0" / "loop").symlink_to("../class 0")
-    init_workspace(repository, "mine", images)
+    made, found = init_workspace(repository, "mine", images)
+    assert found.images_count == 7
+    assert made.path.is_dir()
 
 
 def test_a_tar_may_hold_names_in_any_encoding(repository, tmp_path):

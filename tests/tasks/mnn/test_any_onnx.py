@@ -343,15 +343,15 @@ def test_outputs_that_would_do_harm_are_refused(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kernel", [5, 7])
-def test_wide_convolutions_may_err_as_winograd_does(kernel, tmp_path):
-    """A plain convolution with a wide kernel is right within 3e-4, not within 1e-4, and is not refused."""
+def test_wide_convolutions_may_err_as_the_engine_does(kernel, tmp_path):
+    """A plain convolution with a wide kernel is right within 6e-4, not within 1e-4, and is not refused."""
     inputs, weights_ = [("x", [1, 3, 64, 64])], {"w": weights(16, 3, kernel, kernel), "b": weights(16)}
     conv = node("Conv", "x w b", "y", pads=[kernel // 2] * 4)
     result = convert_any(
         save(graph([conv], inputs, [("y", None)], weights_), tmp_path / "m.onnx"), tmp_path / "m"
     )
     assert result.ok, result.reason
-    assert result.parity.max_rel_error < 3e-4
+    assert result.parity.max_rel_error < 6e-4
 
 
 def test_the_longest_file_name_there_is_can_be_written(tmp_path):

@@ -131,17 +131,23 @@ def test_token_ids_and_data_are_no_counting_indices():
 
 
 @pytest.mark.parametrize(("size", "said"), [("w", 1), (101, 0)])
-@pytest.mark.parametrize("op", ["pool", "slice"])
-def test_operators_that_differ_at_untried_sizes_are_said(op, size, said):
-    """A last window in the padding, a slice longer than its axis: no word where the size is fixed."""
-    nodes = {
-        "pool": node("MaxPool", "x", "y", ceil_mode=1, kernel_shape=[5, 5], strides=[4, 4], pads=[2] * 4),
-        "slice": node("Slice", "x s e a", "y"),
-    }
-    bounds = {"s": np.array([-3]), "e": np.array([2**62]), "a": np.array([3])} if op == "slice" else {}
-    found = limits(graph([nodes[op]], [("x", [1, 3, 30, size])], [("y", None)], bounds))
-    assert len(found) == said
-    assert all("sizes other than those tried are not proven" in text for text in found)
+def test_a_pool_that_rounds_a_dynamic_size_up_is_said(size, said):
+    """Its last window may lie in the padding; no word where the size is fixed."""
+    pool = node("MaxPool", "x", "y", ceil_mode=1, kernel_shape=[5, 5], strides=[4, 4], pads=[2] * 4)
+    found = limits(graph([pool], [("x", ["n", 3, 30, size])], [("y", None)]))
+    assert [text.split(" on ")[0] for text in found] == ["pools with ceil_mode"] * said
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "axis", "said"),
+    [(-3, 2**62, 3, 1), (0, 8, 3, 1), (2, 2**62, -1, 1), (0, 2**62, 3, 0), (1, 2, 1, 0)],
+)
+def test_a_slice_inside_a_dynamic_axis_is_said(start, end, axis, said):
+    """The axis may be shorter; no word for a whole axis, as with a step, or one of fixed size."""
+    bounds = {"s": np.array([start]), "e": np.array([end]), "a": np.array([axis])}
+    cut = node("Slice", "x s e a", "y")
+    found = limits(graph([cut], [("x", ["n", 3, 30, "w"])], [("y", None)], bounds))
+    assert [text.split(" of ")[0] for text in found] == ["slices"] * said
 
 
 def test_number_formats_that_the_engine_does_not_have_are_said():

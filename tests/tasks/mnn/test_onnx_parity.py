@@ -213,6 +213,30 @@ def test_tolerance_follows_what_the_engine_can_do():
     assert w8.min_cosine > 0.9
 
 
+@pytest.mark.parametrize(
+    ("kernel", "more", "expected"),
+    [
+        ((5, 5), {}, 6e-4),
+        ((4, 4), {}, 6e-4),
+        ((3, 3), {}, 1e-4),
+        ((9, 9), {}, 1e-4),
+        ((1, 5), {}, 1e-4),
+        ((5, 5), {"strides": [2, 2]}, 1e-4),
+        ((5, 5), {"dilations": [2, 2]}, 1e-4),
+        ((5, 5), {"group": 3}, 1e-4),
+    ],
+)
+def test_only_wide_convolutions_that_are_computed_roughly_get_room(kernel, more, expected):
+    """Square kernels of 4 to 7, dense, at stride 1; layers add up in quadrature, so another costs little."""
+    conv = node("Conv", "x w", "y", kernel_shape=list(kernel), **more)
+    small = node("Conv", "y v", "z", kernel_shape=[1, 1])
+    weights_ = {"w": weights(3, 3 // more.get("group", 1), *kernel), "v": weights(3, 3, 1, 1)}
+    alone = graph([conv], [("x", [1, 3, 32, 32])], [("y", None)], {"w": weights_["w"]})
+    both = graph([conv, small], [("x", [1, 3, 32, 32])], [("z", None)], weights_)
+    assert tolerance_for(alone, ConvertOptions()).max_rel_error == pytest.approx(expected)
+    assert tolerance_for(both, ConvertOptions()).max_rel_error == pytest.approx(expected, rel=0.01)
+
+
 def test_a_batch_norm_of_unknown_rank_gets_no_wider_tolerance():
     """Only one that is known to work on other than four axes does."""
     nodes = [node("Reshape", "x s", "t"), node("BatchNormalization", "t o o o o", "y")]
