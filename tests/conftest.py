@@ -1,4 +1,4 @@
-"""Session fixtures: clones of this working tree, and the presets `tiny` and `digits` built once."""
+"""Session fixtures: a browser, clones of this tree, and the presets `tiny` and `digits` built once."""
 
 import json
 import subprocess
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import open_browser
 from clones import TinyBuild, clone_repository, edgeloop, environment
+from playwright.sync_api import Browser
 
 _DIGITS = pytest.StashKey[tuple[subprocess.Popen[str], Path]]()
 
@@ -16,6 +18,13 @@ _DIGITS = pytest.StashKey[tuple[subprocess.Popen[str], Path]]()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of the digits build come last: it takes minutes and runs beside all others."""
     items.sort(key=lambda item: "digits_build" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests of pages; a test opens a page of its own and closes it."""
+    with open_browser() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")
