@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -78,15 +79,18 @@ def test_stages_run_by_module_and_depend_on_their_own_section():
         assert entry["params"] == [stage]
 
 
-def test_reports_are_kept_in_git_and_models_in_dvc():
-    """Outs under reports/ are not cached by DVC; all others are."""
+def test_what_git_ignores_is_kept_in_dvc():
+    """Outs that git keeps are not cached by DVC; all others are, and models and data are among them."""
     for entry in GRAPH.values():
         outs = [out for kind in ("outs", "metrics", "plots") for out in entry.get(kind, ())]
         for out in outs:
             path, cached = (
                 (out, True) if isinstance(out, str) else (next(iter(out)), next(iter(out.values()))["cache"])
             )
-            assert path.startswith("reports/") is not cached, path
+            path = path.replace("${item.device}", "local")
+            ignored = subprocess.run(["git", "check-ignore", "--quiet", path], cwd=ROOT, check=False)
+            assert (ignored.returncode == 0) is cached, path
+            assert cached or path.startswith("reports/"), path
 
 
 def test_stage_mains_are_short():
