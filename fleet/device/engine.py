@@ -79,7 +79,7 @@ class OpRun:
 
 
 # MNN's SessionInfoCode, and what it answers for the last two: an int whose bits come back as a float.
-_SESSION_MEMORY_MB, _SESSION_MFLOPS, _SESSION_BACKEND, _SESSION_STATUS = 0, 1, 2, 3
+_SESSION_MEMORY_MB, _SESSION_BACKEND, _SESSION_STATUS = 0, 2, 3
 _READY = 0
 _BACKENDS = {0: "CPU", 13: "CPU", 1: "METAL", 3: "OPENCL", 7: "VULKAN"}  # MNNForwardType; 13: CPU with SIMD
 
@@ -160,11 +160,6 @@ class Session:
     def memory_mb(self) -> float:
         """Memory the session holds, in MiB, as the engine counts it."""
         return float(self._engine.getSessionInfo(self._session, _SESSION_MEMORY_MB))
-
-    @property
-    def mflops(self) -> float:
-        """Multiply-accumulates of one run in millions, as the engine counts them."""
-        return float(self._engine.getSessionInfo(self._session, _SESSION_MFLOPS))
 
     def resize(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Give inputs new shapes and rebuild the session's buffers.

@@ -113,11 +113,18 @@ def convert_any(
         except EngineError as error:
             unsupported, reason = job.explain(error)
             return _refused(ops, unsupported, reason)
+        except MemoryError as error:
+            raise UserError(
+                f"{onnx_path}: this machine has too little memory to compare its outputs",
+                allowed="a model whose outputs fit into memory for each of a dozen input sets",
+                next_step="give a smaller --shape, or convert on a machine with more memory",
+            ) from error
+        size_bytes = proven.mnn.stat().st_size
         publish(proven.mnn, out)
     return AnyConversion(
         ok=True,
         output=out,
-        size_bytes=out.stat().st_size,
+        size_bytes=size_bytes,
         ops=ops,
         unsupported=[],
         parity=proven.parity,

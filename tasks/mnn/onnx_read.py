@@ -14,6 +14,7 @@ from onnx import external_data_helper
 from fleet.device.errors import EngineError, UserError
 
 _MAX_BYTES = (1 << 31) - (1 << 20)  # a protobuf message ends at 2 GiB
+_LONGEST = 500  # characters of what is said of a file, which may quote a name of any length from it
 _NEXT = "export the model again, e.g. torch.onnx.export(model.eval(), x, path, dynamo=False)"
 
 
@@ -102,8 +103,8 @@ def _load_external(path: Path, model: onnx.ModelProto) -> None:
         if total > _MAX_BYTES:
             raise _unusable(f"{path} and its external data have {total} bytes", f"at most {_MAX_BYTES} bytes")
         external_data_helper.load_external_data_for_model(model, str(path.parent))
-    except (OSError, ValueError, TypeError, onnx.checker.ValidationError) as error:
-        raise _unusable(
+    except (OSError, ValueError, TypeError, RuntimeError, onnx.checker.ValidationError) as error:
+        raise _unusable(  # RuntimeError: what the system says of a path, such as a name that is too long
             f"{path}: external data: {_first_line(error)}", "existing data in the model's own folder"
         ) from error
 
@@ -119,7 +120,8 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
 def _unusable(got: str, allowed: str) -> UserError:

@@ -140,6 +140,8 @@ HOSTILE = {
     "too short": _external("weights.bin", offset=1 << 20).SerializeToString(),
     "terabytes": _external("weights.bin", length=1 << 40).SerializeToString(),
     "link": _external("link.bin").SerializeToString(),
+    "long name": _external("w" * 5000).SerializeToString(),
+    "long path": _external("w/" * 2500 + "w", length=48).SerializeToString(),
 }
 
 
@@ -359,3 +361,18 @@ def test_the_longest_file_name_there_is_can_be_written(tmp_path):
     out = tmp_path / ("m" * 246 + ".mnn")
     assert convert_any(save(_conv_relu(), tmp_path / "m.onnx"), out, runs=1).ok
     assert out.is_file()
+
+
+def test_inputs_that_no_memory_holds_are_a_user_error(tmp_path):
+    """A shape of terabytes, asked for or declared, is refused before anything is made of that size."""
+    dynamic = save(
+        graph([node("Relu", "x", "y")], [("x", ["n", 3, "h", "w"])], [("y", None)]), tmp_path / "dynamic.onnx"
+    )
+    declared = save(
+        graph([node("Relu", "x", "y")], [("x", [9, 3, 99999, 99999])], [("y", None)]),
+        tmp_path / "declared.onnx",
+    )
+    for model, shapes in ((dynamic, ["x=1,3,99999,99999"]), (declared, [])):
+        with pytest.raises(UserError, match=r"inputs of [\d,]+ MB at x=\d,3,99999,99999"):
+            convert_any(model, tmp_path / "m.mnn", shapes=shapes)
+    assert not (tmp_path / "m.mnn").exists()
