@@ -120,6 +120,7 @@ def convert(
     """
     from tasks.mnn.any_onnx import convert_any
     from tasks.mnn.calibration import read_preprocess
+    from tasks.mnn.onnx_summary import summary
     from tasks.mnn.request import ConvertOptions
 
     result = convert_any(
@@ -131,9 +132,8 @@ def convert(
         preprocess=read_preprocess(preprocess) if preprocess else None,
         shapes=shape,
     )
-    record = result.to_dict()
-    print(json.dumps(record, indent=1) if as_json else _conversion_text(record))
-    return 0 if record["ok"] else EdgeloopError.exit_code
+    print(json.dumps(result.to_dict(), indent=1) if as_json else summary(result))
+    return 0 if result.ok else EdgeloopError.exit_code
 
 
 @app.command
@@ -215,10 +215,6 @@ def _unforeseen(error: Exception) -> tuple[int, str]:
         return full.exit_code, str(full)
     traceback.print_exception(error)
     return EdgeloopError.exit_code, f"{type(error).__name__}: {error}"
-
-
-def _conversion_text(record: dict[str, object]) -> str:
-    return "\n".join(f"{key}: {value}" for key, value in record.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
