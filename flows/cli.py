@@ -85,6 +85,9 @@ def init(name: str, directory: Path) -> int:
 
     made, found = init_workspace(repository(), name, directory)
     print(f"{found.images_count} images in {found.classes_count} classes, median side {found.side_px} px")
+    print(f"splits: {found.forecast}; repeated and unusable files will be left out")
+    for note in found.forecast.notes():
+        print(f"note: {note}")
     print(f"wrote {made.path / 'params.yaml'}; change what you like, then `edgeloop build --preset {name}`")
     return 0
 
