@@ -27,6 +27,7 @@ from tasks.mnn.onnx_steps import step
 from tasks.mnn.request import ConvertOptions
 from tasks.mnn.support import unknown_nodes
 
+_IN_FLOAT = "; in float it is proven: leave --int8 out, or try --weight-bits 8"
 _MOST_NAMED = 3
 _MOST_PROVING = 32  # images that an int8 model is proven on, but for one batch that is larger
 _UNSUPPORTED = re.compile(r"These Op Not Support: ([^;]*)")
@@ -67,6 +68,8 @@ class Job:
     findings: list[Finding] = field(default_factory=list)
     failed: Attempt | None = None
     """What to look into when there was an error."""
+    proven_in_float: bool = False
+    """Whether int8 was tried after the model had been proven without it."""
 
     def run(self, inputs: Inputs, images: Calibration | None, *, int8: bool) -> Proven:
         """Convert, and prove what came out.
@@ -102,6 +105,7 @@ class Job:
         proven = replace(proven, notes=(*proven.notes, *said))
         if not int8 or images is None:
             return proven
+        self.proven_in_float = True
         return self._quantised(attempt, images, inputs, proven.notes)
 
     def _first_proven(self, ways: Sequence[Rewritten], plan: Plan) -> tuple[Proven, Attempt]:
@@ -173,6 +177,10 @@ class Job:
 
     def explain(self, error: EngineError) -> tuple[list[str], str]:
         """The operators to blame, and the error in one line with the node that causes it."""
+        blamed, reason = self._explained(error)
+        return blamed, reason + (_IN_FLOAT if self.proven_in_float else "")
+
+    def _explained(self, error: EngineError) -> tuple[list[str], str]:
         said = _UNSUPPORTED.search(error.engine_said)
         blamed = {op.removeprefix("ONNX::") for op in said[1].split()} if said else set()
         reason = f"{error.reason}: {_in_short(error.engine_said)}" if error.engine_said else error.reason

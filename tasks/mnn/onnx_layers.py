@@ -46,8 +46,8 @@ def why_float(source: Source, node: onnx.NodeProto) -> str:
         return "its weights are computed, not fixed"
     if node.input[0] not in source.producers:
         return "it reads the model's input"
-    if pooled := _wrong_pooling(source, node):
-        return f"it reads a {pooled}, whose result the engine rounds wrongly in int8"
+    if wrong := _wrong_pooling(source, node):
+        return wrong
     dims = source.constants[node.input[1]].dims
     groups = attribute(node, "group", 1)
     if len(dims) != 4:
@@ -93,7 +93,7 @@ def _names(source: Source, layer: onnx.NodeProto) -> list[str]:
 
 
 def _wrong_pooling(source: Source, conv: onnx.NodeProto) -> str:
-    """The pooling that a convolution reads, if it goes wrong in int8.
+    """What is wrong with the pooling that a convolution reads; empty where nothing is.
 
     Averages are quantised with the scale of their result before they are taken, and maxima of negative values
     are wrong on x86: only a MaxPool right after a Relu is safe.
@@ -101,5 +101,8 @@ def _wrong_pooling(source: Source, conv: onnx.NodeProto) -> str:
     node = source.producers[conv.input[0]]
     if node.op_type == "MaxPool":
         before = source.producers.get(node.input[0])
-        return "" if before is not None and before.op_type == "Relu" else "MaxPool of signed values"
-    return node.op_type if node.op_type in _AVERAGES else ""
+        if before is None or before.op_type != "Relu":
+            return "it reads a MaxPool that is not right behind a Relu, which goes wrong in int8 on x86"
+    if node.op_type in _AVERAGES:
+        return f"it reads a {node.op_type}, which the engine rounds wrongly in int8"
+    return ""

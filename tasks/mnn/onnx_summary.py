@@ -64,7 +64,7 @@ def _refused(result: AnyConversion) -> Iterator[str]:
     yield f"refused: {result.source}; nothing was written"
     yield f"why: {result.reason}"
     if result.unsupported:
-        yield f"operators to replace: {', '.join(result.unsupported)}"
+        yield f"at fault: {', '.join(result.unsupported)}"
     yield "next: docs/own-model.md says what is tried, how to export, and what an option changes"
 
 

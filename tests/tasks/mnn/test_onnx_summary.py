@@ -62,7 +62,7 @@ def test_int8_is_summed_up_with_the_layers_that_stayed_float_and_why(tmp_path, i
     lines = summary(result).splitlines()
     assert re.fullmatch(rf"wrote {re.escape(str(out))}: [\d.]+ kB, \d+% of the ONNX's [\d.]+ kB", lines[0])
     assert "  int8: 2" in lines
-    pooled = "it reads a GlobalAveragePool, whose result the engine rounds wrongly in int8"
+    pooled = "it reads a GlobalAveragePool, which the engine rounds wrongly in int8"
     floats = [line.strip() for line in lines if line.startswith("  float:")]
     assert floats == [
         "float: 1 Conv, because it reads the model's input: Conv_a",
@@ -104,7 +104,26 @@ def test_a_refusal_says_what_and_why(tmp_path):
     lines = summary(result).splitlines()
     assert lines[0] == f"refused: {tmp_path / 'm.onnx'}; nothing was written"
     assert lines[1] == f"why: {result.reason}"
-    assert lines[2] == "operators to replace: Mish"
+    assert lines[2] == "at fault: Mish"
+    assert "float" not in result.reason
+
+
+def test_an_int8_that_goes_wrong_says_that_float_does_not(tmp_path, images):
+    """Whoever asked for int8 learns that the model converts without it."""
+    nodes = [
+        node("Conv", "x w0", "a", pads=[1, 1, 1, 1]),
+        node("Conv", "a w1", "b", pads=[1, 1, 1, 1]),
+        node("Neg", "b", "y"),
+    ]
+    uneven = weights(8, 3, 3, 3) * np.float32([1e4, *[1] * 7]).reshape(8, 1, 1, 1)  # one scale for all
+    blind = weights(4, 8, 3, 3, seed=1)
+    blind[:, 0] = 0  # the large one is not read
+    model = graph(nodes, [("x", [1, 3, 16, 16])], [("y", None)], {"w0": uneven, "w1": blind})
+    path = save(model, tmp_path / "m.onnx")
+    result = convert_any(path, tmp_path / "m.mnn", int8=True, calibration=images)
+    assert not result.ok
+    assert result.reason.endswith("in float it is proven: leave --int8 out, or try --weight-bits 8")
+    assert convert_any(path, tmp_path / "m.mnn", runs=2).ok
 
 
 def test_layers_named_in_someones_compression_parameters_are_not_called_float():
