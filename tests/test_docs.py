@@ -98,7 +98,7 @@ def _without_numbers(text: str) -> str:
 
 
 def test_the_example_of_own_model_runs_as_it_stands(tmp_path, monkeypatch, capsys):
-    """Export, preprocess record and command of the page make the int8 model, and print what the page shows."""
+    """Export, record and command of the page make the int8 model, and print what the page shows."""
     blocks = _blocks("own-model.md")
     for number, digit in enumerate(load_digits().images[:110]):
         picture = Image.fromarray((digit * 255 / 16).astype(np.uint8)).resize((96, 96))

@@ -27,9 +27,9 @@ def _made(result: AnyConversion) -> Iterator[str]:
         yield "to know:"
         yield from (f"  - {note}" for note in result.notes)
     yield 'not proven: what docs/own-model.md names under "What the proof does not cover"'
-    bench = f"`edgeloop bench {shlex.quote(str(result.output))}` measures it on this host"
-    lossy = result.parity.tolerance.lossy
-    yield f"next: {bench}" + ("; count its top-1 on your own test set" if lossy else "")
+    if result.parity.tolerance.lossy:
+        yield "next: count its top-1 on your own test set"
+    yield f"next: measure it on this host: edgeloop bench {shlex.quote(str(result.output))}"
 
 
 def _layer_lines(layers: Layers) -> Iterator[str]:

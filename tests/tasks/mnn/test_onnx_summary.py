@@ -74,7 +74,10 @@ def test_int8_is_summed_up_with_the_layers_that_stayed_float_and_why(tmp_path, i
     assert f"proven against ONNX Runtime: {runs} runs at x=1,3,16,16" in lines
     assert any(f"largest error {error:.2g} of an output's range (at most " in line for line in lines)
     assert any(line.startswith("  - calibrated on 20 images") for line in lines)
-    assert lines[-1].startswith(f"next: `edgeloop bench '{out}'` measures it on this host; count its top-1")
+    assert lines[-2:] == [
+        "next: count its top-1 on your own test set",
+        f"next: measure it on this host: edgeloop bench '{out}'",
+    ]
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("convert: ")]
     assert said[0] == "convert: ONNX Runtime computes the reference"
     assert "convert: the converter writes int8, and it is audited" in said
