@@ -121,11 +121,7 @@ def convert_any(
             unsupported, reason = job.explain(error)
             return _refused(onnx_path, source_bytes, ops, unsupported, reason)
         except MemoryError as error:
-            raise UserError(
-                f"{onnx_path}: this machine has too little memory to compare its outputs",
-                allowed="a model whose outputs fit into memory for each of a dozen input sets",
-                next_step="give a smaller --shape, or convert on a machine with more memory",
-            ) from error
+            raise _no_memory(onnx_path) from error
         int8_count = proven.layers.int8_count
         size_bytes = proven.mnn.stat().st_size
         publish(proven.mnn, out)
@@ -141,6 +137,14 @@ def convert_any(
         reason="; ".join([*proven.notes, *([f"{int8_count} layers compute in int8"] if int8 else [])]),
         notes=proven.notes,
         layers=proven.layers,
+    )
+
+
+def _no_memory(onnx_path: Path) -> UserError:
+    return UserError(
+        f"{onnx_path}: this machine has too little memory to compare its outputs",
+        allowed="a model whose outputs fit into memory for each of a dozen input sets",
+        next_step="give a smaller --shape, or convert on a machine with more memory",
     )
 
 
