@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 
 from fleet.device.errors import UserError
+from tasks.champion import write_champion
 from tasks.data.decode import Decoded, decode
 from tasks.data.hashable import check_hashable
 from tasks.data.listing import Listing
@@ -81,6 +82,7 @@ def init_workspace(root: Path, name: str, directory: Path) -> tuple[Workspace, F
         )
         (folder / "params.yaml").write_text(text, encoding="utf-8")
         (folder / "dvc.yaml").symlink_to("../../dvc.yaml")
+        write_champion(folder / "champion")  # nothing has been released yet
     except OSError:
         shutil.rmtree(folder)
         raise
