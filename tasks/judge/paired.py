@@ -78,7 +78,7 @@ def _side(one: float, other: float, phi: float) -> float:
 
 
 def _wilson(share: float, n: int, z: float) -> tuple[float, float]:
-    """Wilson's score interval of one share; with continuity correction nowhere."""
+    """Wilson's score interval of one share, without continuity correction."""
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
     return centre - half, centre + half

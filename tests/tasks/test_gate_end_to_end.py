@@ -87,7 +87,7 @@ def test_a_swapped_file_is_refused_by_the_gate_itself(built):
 
 
 def test_a_verdict_edited_to_pass_is_judged_again(built):
-    """A refused build whose gate.json is made to say `pass`: judged again, refused, exit 1, not registered."""
+    """A refused build whose gate.json is made to say `pass`: judged again, refused, not registered."""
     params = built.workspace / "params.yaml"
     params.write_text(params.read_text(encoding="utf-8").replace("min_top1: 0.05", "min_top1: 1.0"), "utf-8")
     path = built.workspace / "reports" / "gate.json"
