@@ -180,16 +180,23 @@ def _print_built(built: "Built", gate_page: str) -> None:
     console.print(table)
     if flags := sorted({_FLAGS.get(flag, flag) for v in built.variants for flag in v["flags"]}):
         console.print(f"  {_MARK} latency to be taken with care: {'; '.join(flags)}")
+    absent = [c for c in built.gate["checks"] if c["verdict"] == "not measured" and c["required"]]
     failed = [check for check in built.gate["checks"] if check["verdict"] == "fail"]
     verdicts = Counter(check["verdict"] for check in built.gate["checks"])
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
     console.print(f"gate: [bold]{built.gate['verdict']}[/] ({counts}), {gate_page}", soft_wrap=True)
     for check in failed:
         console.print(
-            f"  {check['name']}: {check['measured']} {check['unit']}, threshold {check['threshold']}"
+            f"  {check['name']}: {check['measured']} {check['unit']}, threshold {check['threshold']}; "
+            f"{check['evidence']}",
+            soft_wrap=True,
+            markup=False,  # a class may be called `[b]`
         )
+    for check in absent:
+        text = f"  {check['name']}: not measured; {check['evidence']}"
+        console.print(text, soft_wrap=True, markup=False)
     if verdicts["inconclusive"]:
-        console.print("  latency is inconclusive where the host was noisy")
+        console.print("  inconclusive: see the table for what a quieter host or more test images would tell")
     if built.registered:
         name, version = built.registered["name"], built.registered["version"]
         console.print(f"registered: {name} version {version}, waiting for review")

@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from fleet.device.errors import UserError
+from tasks.champion import write_champion
 from tasks.data.decode import Decoded, decode
 from tasks.data.forecast import Forecast, forecast
 from tasks.data.hashable import check_hashable
@@ -89,6 +90,7 @@ def init_workspace(root: Path, name: str, directory: Path) -> tuple[Workspace, F
         )
         (folder / "params.yaml").write_text(text, encoding="utf-8")
         (folder / "dvc.yaml").symlink_to("../../dvc.yaml")
+        write_champion(folder / "champion")  # nothing has been released yet
     except OSError:
         shutil.rmtree(folder)
         raise

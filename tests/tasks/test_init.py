@@ -13,6 +13,7 @@ from PIL import Image
 
 from fleet.device.errors import UserError
 from flows.doctor.workspace import check_workspace
+from tasks.champion import read_champion
 from tasks.init import init_workspace
 from tasks.nn.arch import Architecture
 from tasks.nn.init import load_matching, read_state
@@ -54,6 +55,7 @@ def test_a_workspace_refers_to_the_images_where_they_lie(repository, tmp_path):
     assert "flip" in params["train"]["augment"]
     assert {f.status for f in check_workspace(made)} == {"ok"}
     assert (made.path / "dvc.yaml").readlink() == Path("../../dvc.yaml")
+    assert read_champion(made.path / "champion") is None  # nothing has been released
     assert (found.images_count, found.classes_count, found.side_px) == (6, 2, 100)
 
 
