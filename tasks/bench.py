@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -197,9 +198,9 @@ def parse_configs(threads: str, precision: str, memory: str) -> list[RuntimeConf
         UserError: a value that the engine does not know.
     """
     counts = threads.split(",")
-    if not all(count.isascii() and count.isdigit() and 1 <= int(count) <= 1024 for count in counts):
+    if not all(re.fullmatch(r"[1-9][0-9]{0,3}", count) for count in counts):
         raise UserError(
-            f"--threads {threads!r}", allowed="numbers from 1, e.g. 1,2,4", next_step="correct --threads"
+            f"--threads {threads[:40]!r}", allowed="numbers from 1, e.g. 1,2,4", next_step="correct --threads"
         )
     for option, text in (("--precision", precision), ("--memory", memory)):
         if wrong := [value for value in text.split(",") if value not in get_args(Level)]:

@@ -13,7 +13,7 @@ from flows.cli import app
 from tasks.results import table
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ("build", "init", "convert", "doctor", "ui")
+COMMANDS = ("build", "init", "convert", "bench", "doctor", "ui")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 

@@ -1,10 +1,10 @@
 """The profile of one model by layers: what took the time, and which layer has probably no fast kernel.
 
 A layer that is 10 times slower than its peers lead to expect is reported. Big is not slow, and a small layer
-costs at least its call: a peer with less work stands for a time in proportion to the work (multiply-accumulates
-or elements, as the engine counts them), one with more work for its own time. Peers are the layers of the same
-operator type and arithmetic with about as much work; where they are too few, the nearest of that type; where
-the type is rare, the nearest of all whose work is counted alike.
+costs at least its call: a peer with less work stands for a time in proportion to the work
+(multiply-accumulates or elements, as the engine counts them), one with more work for its own time. Peers are
+the layers of the same operator type and arithmetic with about as much work; where they are too few, the
+nearest of that type; where the type is rare, the nearest of all whose work is counted alike.
 """
 
 from collections.abc import Sequence
