@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from fleet.device.errors import EdgeloopError, UserError
+from fleet.lab.flags import FLAGS
 from flows.interrupt import as_ctrl_c, leave
 from tasks.workspace import disk_full, find_workspace, repository
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 _LOG_WIDTH = 140
 _MARK = "*"
-_FLAGS = {"noisy": "the host was busy with other work", "too_few_queries": "too few queries to bound its P99"}
-"""What the benchmark's flags mean."""
 
 app = App(
     name="edgeloop",
@@ -140,6 +139,53 @@ def convert(
 
 
 @app.command
+def bench(
+    *models: Path,
+    threads: str = "1",
+    precision: str = "normal",
+    memory: str = "normal",
+    queries: int = 500,
+    shape: Annotated[list[str], Parameter(negative="")] = [],  # noqa: B006  # as in `convert`
+    preprocess: Path | None = None,
+    samples: Path | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Measure MNN models on this host: latency with bounds, memory, layers; several are compared.
+
+    Args:
+        models: The .mnn files.
+        threads: CPU threads, several with commas: 1,2.
+        precision: low, normal or high, several with commas; low computes in fp16 where the CPU has it.
+        memory: low, normal or high, several with commas; low keeps int8 weights packed.
+        queries: Timed inferences of each model in each config; fewer than 459 bound no P99.
+        shape: Shape of a dynamic input, as NAME=1,3,224,224; repeatable for several inputs.
+        preprocess: The record `preprocess` of a model card (JSON); adds the time from camera frame to class.
+        samples: Write every single latency to this Parquet file.
+        as_json: Print the result as JSON.
+    """
+    from tasks.bench import bench as run_bench
+    from tasks.bench import parse_configs
+    from tasks.bench_text import print_result
+    from tasks.mnn.calibration import read_preprocess
+
+    if not models:
+        raise UserError("no model", allowed="one or more .mnn files", next_step="edgeloop bench model.mnn")
+    result = run_bench(
+        models,
+        parse_configs(threads, precision, memory),
+        queries=queries,
+        shapes=shape,
+        preprocess=read_preprocess(preprocess) if preprocess else None,
+        samples=samples,
+    )
+    if as_json:
+        print(json.dumps(result.to_dict(), indent=1, allow_nan=False))
+    else:
+        print_result(result)
+    return 0
+
+
+@app.command
 def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
     """Say what is missing or wrong in this set-up, and how to mend it.
 
@@ -178,7 +224,7 @@ def _print_built(built: "Built", gate_page: str) -> None:
         table.add_row(v["name"], f"{v['top1']:.2%}", size, macs, *latency, parity, agreement)
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _LOG_WIDTH)
     console.print(table)
-    if flags := sorted({_FLAGS.get(flag, flag) for v in built.variants for flag in v["flags"]}):
+    if flags := sorted({FLAGS.get(flag, flag) for v in built.variants for flag in v["flags"]}):
         console.print(f"  {_MARK} latency to be taken with care: {'; '.join(flags)}")
     absent = [c for c in built.gate["checks"] if c["verdict"] == "not measured" and c["required"]]
     failed = [check for check in built.gate["checks"] if check["verdict"] == "fail"]

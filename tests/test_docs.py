@@ -20,7 +20,7 @@ from tasks.mnn.calibration import read_preprocess
 from tasks.results import table
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ("build", "init", "convert", "doctor", "ui")
+COMMANDS = ("build", "init", "convert", "bench", "doctor", "ui")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 

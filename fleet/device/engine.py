@@ -76,6 +76,8 @@ class OpRun:
     int8: bool
     """Whether the engine marked it as computing in int8."""
     duration_ms: float
+    work_m: float = 0.0
+    """Millions of multiply-accumulates, for operators without any of elements, as the engine counts them."""
 
 
 # MNN's SessionInfoCode, and what it answers for the last two: an int whose bits come back as a float.
@@ -227,7 +229,15 @@ class Session:
             kind = str(info.getType())
             name = str(info.getName())
             plain_kind = kind.partition("[")[0].strip()
-            ops.append(OpRun(name=name, type=plain_kind, int8="DT_INT8" in kind, duration_ms=elapsed_ms))
+            ops.append(
+                OpRun(
+                    name=name,
+                    type=plain_kind,
+                    int8="DT_INT8" in kind,
+                    duration_ms=elapsed_ms,
+                    work_m=float(info.getFlops()),
+                )
+            )
             if keep is not None and name in keep and tensors:
                 kept[name] = copy_out(tensors[0])
             return True
