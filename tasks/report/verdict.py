@@ -1,0 +1,163 @@
+"""The first screen: the verdict, and what the reviewer has to decide, worst first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from tasks.report.evidence import Check, Evidence, Verdict
+from tasks.report.text import figures
+
+SEVERITY: tuple[Verdict, ...] = ("fail", "inconclusive", "not measured", "waived", "pass")
+_SHOWN_LINES = 3
+_SHOWN_REASONS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Checks of one verdict with one cause."""
+
+    verdict: Verdict
+    title: str
+    """What was checked."""
+    why: str
+    """Why it was not passed, where the gate says more than the numbers do."""
+    lines: tuple[str, ...]
+    """Which variant, what was measured, and the limit; the worst come first and the rest are counted."""
+    rest_count: int
+    required: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What stands on top of the report."""
+
+    state: str
+    """refused, undecided (nothing to judge by) or passed; names the colour."""
+    title: str
+    lead: str
+    """What there is to decide, in one sentence."""
+    reasons: tuple[Reason, ...]
+    rest_count: int
+    """Reasons that stand only in the table of checks."""
+    counts: tuple[tuple[Verdict, int], ...]
+
+
+def head(evidence: Evidence) -> Head:
+    """The verdict and its reasons."""
+    gate = evidence.gate
+    if gate is None:
+        lead = "reports/gate.json is not there: nothing was judged, nothing can be approved. Build again."
+        return Head(state="undecided", title="Not judged", lead=lead, reasons=(), rest_count=0, counts=())
+    reasons = _reasons(gate.checks)
+    counts = {verdict: sum(check.verdict == verdict for check in gate.checks) for verdict in SEVERITY}
+    state, title = (
+        ("refused", "Refused by the gate") if gate.verdict == "fail" else ("passed", "Passed the gate")
+    )
+    if evidence.stale:
+        state, title = "refused", "The verdict is stale"
+    return Head(
+        state=state,
+        title=title,
+        lead=_lead(evidence, counts),
+        reasons=reasons[:_SHOWN_REASONS],
+        rest_count=len(reasons) - len(reasons[:_SHOWN_REASONS]),
+        counts=tuple((verdict, count) for verdict, count in counts.items() if count),
+    )
+
+
+def _lead(evidence: Evidence, counts: dict[Verdict, int]) -> str:
+    assert evidence.gate is not None
+    if evidence.stale:
+        return f"{evidence.stale}. Build again; do not decide from this report."
+    if evidence.gate.verdict == "fail":
+        return "Nothing to approve: it cannot be registered. Mend what is named here, then build again."
+    open_questions = [
+        text.format(counts[verdict])
+        for verdict, text in (
+            ("inconclusive", "accept {} inconclusive checks"),
+            ("not measured", "ship without {} checks that were not measured"),
+            ("waived", "stand by {} waived checks"),
+        )
+        if counts[verdict]  # type: ignore[index]  # mypy widens the literals of the table
+    ]
+    if not open_questions:
+        return "Every check passed. Yours to decide: are the changed images and classes acceptable?"
+    text = ", ".join(open_questions)
+    return (
+        f"Yours to decide: {text}.".replace(" 1 checks that were", " 1 check that was")
+        .replace(" 1 inconclusive checks", " 1 inconclusive check")
+        .replace(" 1 waived checks", " 1 waived check")
+    )
+
+
+def _reasons(checks: Sequence[Check]) -> list[Reason]:
+    """All that did not pass, grouped; what refuses the build comes first."""
+    found = [check for check in checks if check.verdict != "pass"]
+    ordered = sorted(found, key=lambda check: (_rank(check), _group(check)))
+    return [
+        _reason(list(group)) for _, group in groupby(ordered, key=lambda check: (_rank(check), _group(check)))
+    ]
+
+
+def _rank(check: Check) -> int:
+    """A required measurement that is not there refuses as a failed check does."""
+    return 0 if check.required and check.verdict == "not measured" else 1 + SEVERITY.index(check.verdict)
+
+
+def _group(check: Check) -> str:
+    """Failed checks of one kind belong together, other verdicts by their cause."""
+    if check.verdict == "waived":
+        return f"{check.waived_by}\n{check.waived_why or check.evidence}"
+    return check.evidence if check.verdict == "inconclusive" else _kind(check)
+
+
+def _kind(check: Check) -> str:
+    """The name without its variant and device, as in `VARIANT on DEVICE: peak memory`."""
+    subject, colon, kind = check.name.partition(": ")
+    kind = (kind if colon else subject).removesuffix(", 99 % bound")
+    return kind.partition(" against ")[0] if kind.startswith("accuracy lost") else kind
+
+
+def _reason(checks: list[Check]) -> Reason:
+    first = checks[0]
+    kinds = list(dict.fromkeys(_kind(check) for check in checks))
+    worst = sorted(checks, key=_excess, reverse=True)
+    lines = [line for check in worst if (line := _line(check, alone=len(kinds) == 1))]
+    return Reason(
+        verdict=first.verdict,
+        title=_capital(", ".join(kinds[:3])) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""),
+        why=_why(first),
+        lines=tuple(lines[:_SHOWN_LINES]),
+        rest_count=max(0, len(lines) - _SHOWN_LINES),
+        required=first.required,
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _why(check: Check) -> str:
+    if check.verdict == "waived":
+        by = f"by {check.waived_by}: " if check.waived_by else ""
+        return f"{by}{check.waived_why or check.evidence}"
+    return "" if check.verdict == "fail" else check.evidence
+
+
+def _excess(check: Check) -> float:
+    """How far beyond its limit, as a share of it; floors and ceilings alike."""
+    if not isinstance(check.measured, float | int) or not isinstance(check.threshold, float | int):
+        return 0.0
+    return abs(check.measured - check.threshold) / (abs(check.threshold) or 1.0)
+
+
+def _line(check: Check, *, alone: bool) -> str:
+    subject, colon, _ = check.name.partition(": ")
+    if not colon and check.measured is None:
+        return ""
+    where = subject if alone else f"{subject}, {_kind(check)}"
+    if check.measured is None:
+        return where
+    limit = "" if check.threshold is None else f", limit {figures(check.threshold)}"
+    unit = f" {check.unit}" if check.unit else ""
+    return f"{where}: {figures(check.measured)}{unit}{limit}"
