@@ -57,15 +57,6 @@ class Check(_Record):
     waived_why: str = ""
 
 
-class ClassComparison(_Record):
-    """One class in the gate's comparison: shares of its n images that were right, 0..1."""
-
-    label: str
-    n: int
-    champion: float
-    candidate: float
-
-
 class Comparison(_Record):
     """One variant against the champion's."""
 
@@ -73,7 +64,6 @@ class Comparison(_Record):
     n: int
     drop_pp: float
     interval_pp: tuple[float, float] | None = None
-    classes: tuple[ClassComparison, ...] = ()
 
 
 class Gate(_Record):
@@ -109,7 +99,7 @@ class Report:
     """A flat report of a stage; an absent one is empty."""
 
     path: Path
-    values: Mapping[str, Any]
+    entries: Mapping[str, Any]
 
     def number(self, key: str) -> float | None:
         """A number, None where it is not there.
@@ -117,7 +107,7 @@ class Report:
         Raises:
             UserError: there is something else under the key.
         """
-        value = self.values.get(key)
+        value = self.entries.get(key)
         if value is None:
             return None
         if isinstance(value, bool | int | float):
@@ -126,12 +116,12 @@ class Report:
 
     def text(self, key: str) -> str:
         """The text under a key, empty where it is not there."""
-        return str(self.values.get(key) or "")
+        return str(self.entries.get(key) or "")
 
     @property
     def variants(self) -> list[str]:
         """The variants of its keys `VARIANT/key`."""
-        return sorted({key.split("/")[0] for key in self.values if "/" in key})
+        return sorted({key.split("/")[0] for key in self.entries if "/" in key})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +257,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _report(path: Path) -> Report:
-    return Report(path=path, values=_json(path))
+    return Report(path=path, entries=_json(path))
 
 
 def _parsed(model: type[M], path: Path, values: Mapping[str, Any]) -> M:

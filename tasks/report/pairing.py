@@ -85,7 +85,7 @@ def pair(evidence: Evidence, table: Sequence[Row]) -> Pairing | None:
     row, frame = headline(tuple(table)), evidence.predictions
     if row is None or frame is None or row.name not in frame or row.name not in evidence.cards:
         return None
-    labels = tuple(map(str, evidence.cards[row.name].values.get("labels", ())))
+    labels = tuple(map(str, evidence.cards[row.name].entries.get("labels", ())))
     frame = frame[frame["label"] >= 0]
     truth, after = _classes(frame, "label", labels), _classes(frame, row.name, labels)
     alone = Pairing(
@@ -100,7 +100,9 @@ def pair(evidence: Evidence, table: Sequence[Row]) -> Pairing | None:
         left_out=0,
     )
     if evidence.champion is not None and evidence.champion_predictions is not None:
-        return _with_champion(alone, row, evidence.champion, evidence.champion_predictions)
+        paired = _with_champion(alone, row, evidence.champion, evidence.champion_predictions)
+        if paired is not None:
+            return paired
     parent = _parent(row, frame)
     return (
         alone
@@ -112,23 +114,29 @@ def pair(evidence: Evidence, table: Sequence[Row]) -> Pairing | None:
 def _parent(row: Row, frame: pd.DataFrame) -> str | None:
     """The fp32 variant it was quantised from, else the unpruned one."""
     for changes in ({"precision": "fp32"}, {"precision": "fp32", "pruned_percent": 0}):
-        name = replace(row.variant, **changes).name  # type: ignore[arg-type]  # mypy joins the dicts' values
+        name = replace(row.variant, **changes).name
         if name != row.name and name in frame:
             return name
     return None
 
 
-def _with_champion(alone: Pairing, row: Row, champion: Champion, frame: pd.DataFrame) -> Pairing:
-    """Keep the images both were asked about; classes are matched by name, their numbers may have moved."""
+def _with_champion(alone: Pairing, row: Row, champion: Champion, frame: pd.DataFrame) -> Pairing | None:
+    """Keep the images both were asked about; classes are matched by name, their numbers may have moved.
+
+    Returns:
+        None where the champion's variant has no predictions, or has them of other images.
+    """
     against = row.comparison.against if row.comparison else row.name
     if against not in frame:
-        return alone
+        return None
     index = {label: number for number, label in enumerate(alone.labels)}
     numbers = np.array([index.get(label, _NO_CLASS) for label in champion.labels], np.int64)
     said = dict(
         zip(map(str, frame["sha256"]), numbers[_classes(frame, against, champion.labels)], strict=True)
     )
     kept = np.array([position for position, sha in enumerate(alone.sha256) if sha in said], np.int64)
+    if not len(kept):
+        return None
     return replace(
         alone,
         before=against,
@@ -147,7 +155,7 @@ def _classes(frame: pd.DataFrame, column: str, labels: Sequence[str]) -> Classes
         raise UserError(
             f"predictions of {column}: classes {values.min()!r} to {values.max()!r} in {values.dtype}",
             allowed=f"whole numbers from 0 to {len(labels) - 1}, one a class",
-            next_step="`dvc repro parity` writes predictions again; `git checkout champion` brings the champion's back",
+            next_step="`dvc repro parity` writes predictions again; git has those of the champion",
         )
     return values.astype(np.int64)
 

@@ -39,7 +39,7 @@ def changed_pictures(pairing: Pairing, dataset: Dataset) -> tuple[Picture, ...]:
         pairing.right_to_wrong, key=lambda i: (-losses[int(pairing.truth[i])], int(pairing.truth[i]))
     )
     taken: Counter[int] = Counter()
-    pictures = []
+    pictures: list[Picture] = []
     for i in order:
         truth, place = int(pairing.truth[i]), places.get(pairing.sha256[i])
         if place is None or taken[truth] == _PER_CLASS or len(pictures) == LIMIT:

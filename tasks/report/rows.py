@@ -12,7 +12,7 @@ from tasks.variants import Variant
 CONFIDENCE = 0.95
 
 FLAGS = {
-    "noisy": "Another program interrupted the measurement: the percentiles speak of the host, not of the model.",
+    "noisy": "Another program interrupted the measurement: the numbers speak of the host, not of the model.",
     "throttled": "The processor became slower during the run: too hot, or held back by its governor.",
     "few_queries": "Too few inferences for a bound of this percentile at 99 % confidence.",
 }

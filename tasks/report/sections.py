@@ -8,11 +8,13 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from tasks.report import charts
+from tasks.report import matrix, plots
+from tasks.report.bars import Bar, bars, class_deltas
 from tasks.report.evidence import Check, Device, Evidence
 from tasks.report.pairing import ClassRow, Confused, Pairing, class_rows, most_confused, pair
 from tasks.report.pictures import Picture, changed_pictures
 from tasks.report.rows import FLAGS, Row, headline, rows
+from tasks.report.text import shorten
 from tasks.report.verdict import SEVERITY, Head, head
 
 _BARS = 15
@@ -119,7 +121,7 @@ def page(evidence: Evidence) -> Page:
             (flag, FLAGS.get(flag, "Not explained by this version of the report.")) for flag in flags
         ),
         fronts=_fronts(table, evidence),
-        ladder=None if evidence.ladder is None else charts.ladder(evidence.ladder),
+        ladder=None if evidence.ladder is None else plots.ladder(evidence.ladder),
         layer_errors=_layer_errors(evidence.layer_errors),
         layer_error_rows=_records(evidence.layer_errors),
         pairing=pairing,
@@ -137,15 +139,13 @@ def _fronts(table: Sequence[Row], evidence: Evidence) -> tuple[tuple[str, Markup
     sized = [row for row in table if row.top1 and row.size_mb is not None]
     if sized:
         sizes = [row.size_mb or 0.0 for row in sized]
-        figure = charts.front(
-            sized, sizes, axis="model file (MB)", champion=evidence.champion, with_size=True
-        )
+        figure = plots.front(sized, sizes, axis="model file (MB)", champion=evidence.champion, of_size=True)
         found.append(("Accuracy over size", figure))
     timed = [row for row in table if row.top1 and row.latency and row.latency.values_ms["p50"] is not None]
     if timed:
         p50 = [row.latency.values_ms["p50"] or 0.0 for row in timed if row.latency]
         axis = f"P50 on {timed[0].latency.device} (ms)" if timed[0].latency else "P50 (ms)"
-        figure = charts.front(timed, p50, axis=axis, champion=evidence.champion, with_size=False)
+        figure = plots.front(timed, p50, axis=axis, champion=evidence.champion, of_size=False)
         found.append(("Accuracy over latency", figure))
     return tuple(found)
 
@@ -168,12 +168,13 @@ def _layer_errors(table: pd.DataFrame | None) -> Markup | None:
     if worst.empty:
         return None
     items = [
-        (str(layer), float(snr), f"{snr:.1f} dB", "i8" if str(precision) == "int8" else "plain")
-        for layer, snr, precision in zip(worst["layer"], worst["snr_db"], worst["precision"], strict=True)
+        Bar(label=str(layer), value=float(snr), words=f"{snr:.1f} dB", hue="i8", ring=float(in_place))
+        for layer, snr, in_place in zip(
+            worst["layer"], worst["snr_db"], worst["snr_in_place_db"], strict=True
+        )
     ]
-    said = "; ".join(f"{label} {words}" for label, _, words, _ in items[:5])
-    dots = [float(value) for value in worst["snr_in_place_db"]]
-    return charts.bars(items, dots=dots, alt_text=f"Layers with most quantisation error: {said}")
+    said = "; ".join(f"{shorten(item.label, 40)} {item.words}" for item in items[:5])
+    return bars(items, alt_text=f"Layers with most quantisation error: {said}")
 
 
 def _classes(pairing: Pairing) -> Classes | None:
@@ -184,12 +185,12 @@ def _classes(pairing: Pairing) -> Classes | None:
     shown = changed if len(changed) <= _MIN_CLASSES_TO_CUT else [*changed[:_BARS], *changed[-5:]]
     return Classes(
         rows=table,
-        deltas=charts.class_deltas(shown) if shown else None,
+        deltas=class_deltas(shown) if shown else None,
         deltas_count=len(shown),
         changed_count=len(changed),
         confused=most_confused(pairing, _CONFUSED),
-        matrix=charts.matrix(pairing),
-        matrix_count=min(len(pairing.labels), charts.MATRIX_CLASSES),
+        matrix=matrix.matrix(pairing),
+        matrix_count=min(len(pairing.labels), matrix.MAX_CLASSES),
     )
 
 
@@ -212,8 +213,8 @@ def _distribution(device: Device, table: Sequence[Row]) -> Distribution | None:
         (str(variant), str(name), len(group), float(group.quantile(0.5)), float(group.quantile(0.95)))
         for (variant, name), group in steady.groupby(["variant", "config"], sort=True)["latency_ms"]
     ]
-    several = steady["config"].nunique() > 1
-    figure = charts.latency_histograms(samples) if samples else None
+    several = len(set(steady["config"])) > 1
+    figure = plots.latency_histograms(samples) if samples else None
     return Distribution(
         device=device.name, figure=figure, config=config, configs=tuple(configs) if several else ()
     )
@@ -228,16 +229,19 @@ def _slowest(device: Device, chosen: Row | None) -> Slowest | None:
         return None
     worst = own.sort_values("p50_ms", ascending=False, kind="stable").head(_SLOWEST)
     items = [
-        (str(layer), float(share), f"{100 * share:.1f} %", "bad" if outlier else "i8" if int8 else "plain")
-        for layer, share, outlier, int8 in zip(
-            worst["layer"], worst["share"], worst["outlier"], worst["int8"], strict=True
+        Bar(
+            label=str(layer),
+            value=float(share),
+            words=f"{100 * share:.1f} %",
+            hue="fail" if outlier else "plain",
         )
+        for layer, share, outlier in zip(worst["layer"], worst["share"], worst["outlier"], strict=True)
     ]
-    said = "; ".join(f"{label} {words}" for label, _, words, _ in items[:5])
+    said = "; ".join(f"{shorten(item.label, 40)} {item.words}" for item in items[:5])
     return Slowest(
         device=device.name,
         variant=chosen.name,
-        figure=charts.bars(items, alt_text=f"Slowest layers by share of the inference: {said}"),
+        figure=bars(items, alt_text=f"Slowest layers by share of the inference: {said}"),
         table=_records(worst),
         outliers=_records(device.layers[device.layers["outlier"] == 1]),
     )

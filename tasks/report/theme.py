@@ -6,16 +6,24 @@ puts a variable for each placeholder, so light, dark and print are one picture.
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from xml.etree import ElementTree as ET  # reads what vl-convert wrote, no foreign file
 
 import altair as alt
 import vl_convert
 from markupsafe import Markup
 
+WIDTH = 360
+"""Of a figure in px: as wide as it stands on a phone; on a desk it is somewhat larger."""
+CHAR_PX = 7.0
+"""Of an 11 px character, on the generous side: a reader's font is not known."""
+
+Record = dict[str, Any]
+
 _VARIABLES = (
     "ink", "muted", "line", "surface",
-    "fp32", "fp16", "w8", "i8", "champion", "good", "bad", "plain",
+    "fp32", "fp16", "w8", "i8", "champion", "good", "bad", "fail", "plain",
     "right-1", "right-2", "right-3", "right-4", "wrong-1", "wrong-2", "wrong-3", "wrong-4", "on-strong",
 )  # fmt: skip
 _PLACEHOLDERS = {name: f"#0000{index + 16:02x}" for index, name in enumerate(_VARIABLES)}
@@ -41,8 +49,13 @@ def color(name: str) -> str:
     return _PLACEHOLDERS[name]
 
 
+def chart(values: Sequence[Record]) -> alt.Chart:
+    """A chart of records, which lie in it."""
+    return alt.Chart(alt.InlineData(values=list(values)))
+
+
 def svg(
-    layers: Sequence[alt.Chart], *, width: int, height: int, padding: dict[str, int], alt_text: str
+    layers: Sequence[alt.Chart], *, width: int, height: int, padding: Mapping[str, int], alt_text: str
 ) -> Markup:
     """Draw layers over each other.
 
@@ -53,9 +66,9 @@ def svg(
         padding: Room for axes and labels at `left`, `right`, `top` and `bottom`.
         alt_text: What a reader who does not see the picture should know.
     """
-    chart = (
+    drawing = (
         alt.layer(*layers)
-        .properties(width=width, height=height, padding=padding, autosize={"type": "none"})
+        .properties(width=width, height=height, padding=dict(padding), autosize={"type": "none"})
         .configure(
             background="transparent",
             aria=False,
@@ -64,15 +77,16 @@ def svg(
                 aria=False, labelColor=color("muted"), titleColor=color("muted"), gridColor=color("line"),
                 domainColor=color("line"), tickColor=color("line"), labelFontSize=11, titleFontSize=11,
                 titleFontWeight="normal", labelLimit=0, titleLimit=0, tickSize=4, domain=False,
+                labelFlush=False,
             ),
             view=alt.ViewConfig(stroke="transparent"),
         )
     )  # fmt: skip
-    return themed(vl_convert.vegalite_to_svg(chart.to_json(indent=None)), alt_text)
+    return themed(vl_convert.vegalite_to_svg(drawing.to_json(indent=None)), alt_text)
 
 
 def themed(drawn: str, alt_text: str) -> Markup:
-    """The SVG with variables for colours, without ids, classes and empty groups; safe to put into the page."""
+    """The SVG with variables for colours, without classes and empty groups; safe to put into the page."""
     root = ET.fromstring(drawn)  # noqa: S314  # our own drawing
     box = root.get("viewBox", "")
     _clean(root)

@@ -59,7 +59,7 @@ def head(evidence: Evidence) -> Head:
         state=state,
         title=title,
         lead=_lead(evidence, counts),
-        reasons=reasons[:_SHOWN_REASONS],
+        reasons=tuple(reasons[:_SHOWN_REASONS]),
         rest_count=len(reasons) - len(reasons[:_SHOWN_REASONS]),
         counts=tuple((verdict, count) for verdict, count in counts.items() if count),
     )
@@ -71,23 +71,18 @@ def _lead(evidence: Evidence, counts: dict[Verdict, int]) -> str:
         return f"{evidence.stale}. Build again; do not decide from this report."
     if evidence.gate.verdict == "fail":
         return "Nothing to approve: it cannot be registered. Mend what is named here, then build again."
-    open_questions = [
-        text.format(counts[verdict])
-        for verdict, text in (
-            ("inconclusive", "accept {} inconclusive checks"),
-            ("not measured", "ship without {} checks that were not measured"),
-            ("waived", "stand by {} waived checks"),
+    questions = [
+        text.format(count, "check" if count == 1 else "checks", "was" if count == 1 else "were")
+        for text, count in (
+            ("accept {} inconclusive {}", counts["inconclusive"]),
+            ("ship without {} {} that {} not measured", counts["not measured"]),
+            ("stand by {} waived {}", counts["waived"]),
         )
-        if counts[verdict]  # type: ignore[index]  # mypy widens the literals of the table
+        if count
     ]
-    if not open_questions:
+    if not questions:
         return "Every check passed. Yours to decide: are the changed images and classes acceptable?"
-    text = ", ".join(open_questions)
-    return (
-        f"Yours to decide: {text}.".replace(" 1 checks that were", " 1 check that was")
-        .replace(" 1 inconclusive checks", " 1 inconclusive check")
-        .replace(" 1 waived checks", " 1 waived check")
-    )
+    return f"Yours to decide: {', '.join(questions)}."
 
 
 def _reasons(checks: Sequence[Check]) -> list[Reason]:
@@ -158,6 +153,19 @@ def _line(check: Check, *, alone: bool) -> str:
     where = subject if alone else f"{subject}, {_kind(check)}"
     if check.measured is None:
         return where
-    limit = "" if check.threshold is None else f", limit {figures(check.threshold)}"
+    limit = "" if check.threshold is None else f", {_direction(check)} {figures(check.threshold)}"
     unit = f" {check.unit}" if check.unit else ""
     return f"{where}: {figures(check.measured)}{unit}{limit}"
+
+
+def _direction(check: Check) -> str:
+    """Whether the threshold is a floor or a ceiling, where a check that was missed tells."""
+    if (
+        check.verdict not in ("fail", "waived")
+        or isinstance(check.measured, str)
+        or isinstance(check.threshold, str)
+    ):
+        return "limit"
+    assert check.measured is not None
+    assert check.threshold is not None
+    return "at least" if check.measured < check.threshold else "at most"

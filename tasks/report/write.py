@@ -1,4 +1,4 @@
-"""Writing reports/release.html: evidence read, figures drawn, one page rendered without anything to fetch or run."""
+"""Writing reports/release.html: one page with nothing in it to fetch or to run."""
 
 import base64
 import contextlib
