@@ -1,13 +1,16 @@
 """What a workspace holds for a reviewer. What is missing stays empty and is said in place."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, ValidationError
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fleet.device.errors import UserError
 from tasks import provenance
@@ -53,8 +56,10 @@ class Check(_Record):
     verdict: Verdict
     evidence: str = ""
     required: bool = True
-    waived_by: str = ""
-    waived_why: str = ""
+    bound: Literal["at most", "at least"] | None = None
+    """How `measured` has to lie to `threshold`; None where the report does not say."""
+    note: str = ""
+    """What a reviewer has to know whatever the verdict: who waived it and why, or a warning."""
 
 
 class Comparison(_Record):
@@ -79,8 +84,8 @@ class ChampionVariant(_Record):
     """One variant of the champion."""
 
     size_bytes: int
-    top1: float
-    mnn_sha256: str = ""
+    top1: float | None = Field(default=None, ge=0, le=1)
+    """None where its test set had no truth."""
 
 
 class Champion(_Record):
@@ -90,8 +95,6 @@ class Champion(_Record):
     version: int | str
     labels: tuple[str, ...]
     variants: Mapping[str, ChampionVariant]
-    release_sha256: str = ""
-    git_commit: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +113,31 @@ class Report:
         value = self.entries.get(key)
         if value is None:
             return None
-        if isinstance(value, bool | int | float):
+        if isinstance(value, int | float) and math.isfinite(value):
             return value
         raise _corrupt(self.path, f"{key} is {str(value)[:60]!r}, no number")
+
+    def share(self, key: str) -> float | None:
+        """A number from 0 to 1, None where it is not there.
+
+        Raises:
+            UserError: there is something else under the key.
+        """
+        value = self.number(key)
+        if value is None or 0 <= value <= 1:
+            return value
+        raise _corrupt(self.path, f"{key} is {value}, no share")
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """A list of names, empty where it is not there.
+
+        Raises:
+            UserError: there is something else under the key.
+        """
+        value = self.entries.get(key, [])
+        if isinstance(value, list) and all(isinstance(name, str) for name in value):
+            return tuple(value)
+        raise _corrupt(self.path, f"{key} is {str(value)[:60]!r}, no list of names")
 
     def text(self, key: str) -> str:
         """The text under a key, empty where it is not there."""
@@ -186,10 +211,12 @@ def read_evidence(folder: Path) -> Evidence:
         devices=tuple(_device(reports, name) for name in _device_names(reports)),
         cards={p.parent.name: _report(p) for p in sorted((folder / "models/mnn").glob("*/card.json"))},
         ladder=_csv(reports / "prune_ladder.csv", LADDER_COLUMNS),
-        layer_errors=_csv(reports / "quantize_layers.csv", ERROR_COLUMNS),
-        predictions=_parquet(folder / "models/parity/predictions.parquet", ("sha256", "label")),
+        layer_errors=_csv(reports / "quantize_layers.csv", ERROR_COLUMNS, sparse=True),
+        predictions=_parquet(folder / "models/parity/predictions.parquet", ("sha256", "label"), ("label",)),
         champion=_parsed(Champion, folder / CHAMPION / "champion.json", champion) if champion else None,
-        champion_predictions=_parquet(folder / CHAMPION / "predictions.parquet", ("sha256", "label")),
+        champion_predictions=_parquet(
+            folder / CHAMPION / "predictions.parquet", ("sha256", "label"), ("label",)
+        ),
         dataset=Dataset.open(folder / PREPARED)
         if (folder / PREPARED / "manifest.parquet").is_file()
         else None,
@@ -214,7 +241,10 @@ def _device(reports: Path, name: str) -> Device:
 
 
 def _origin(folder: Path) -> dict[str, str]:
-    locked = provenance.inputs_locked(folder)
+    try:
+        locked = provenance.inputs_locked(folder)
+    except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise _corrupt(folder / "dvc.lock", " ".join(str(error).split())[:200]) from error
     return {
         "git_commit": provenance.git_commit(folder),
         "dvc_lock_sha256": provenance.lock_sha256(folder),
@@ -268,8 +298,8 @@ def _parsed(model: type[M], path: Path, values: Mapping[str, Any]) -> M:
         raise _corrupt(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
-def _csv(path: Path, columns: tuple[str, ...]) -> pd.DataFrame | None:
-    """A table of text and numbers; an empty number is NaN."""
+def _csv(path: Path, columns: tuple[str, ...], *, sparse: bool = False) -> pd.DataFrame | None:
+    """A table of text and numbers; in a sparse one an empty number is NaN."""
     if not path.exists():
         return None
     try:
@@ -278,7 +308,7 @@ def _csv(path: Path, columns: tuple[str, ...]) -> pd.DataFrame | None:
             table[name] = pd.to_numeric(table[name].replace("", None))
     except (OSError, ValueError) as error:
         raise _corrupt(path, str(error)) from error
-    return _complete(path, table, columns, ())
+    return _complete(path, table, columns, () if sparse else tuple(set(columns) - _TEXT))
 
 
 def _parquet(path: Path, columns: tuple[str, ...], numbers: tuple[str, ...] = ()) -> pd.DataFrame | None:
@@ -298,7 +328,7 @@ def _complete(
     lacking = [name for name in columns if name not in table]
     if lacking:
         raise _corrupt(path, f"it lacks the columns {', '.join(lacking)}")
-    wrong = [name for name in numbers if not pd.api.types.is_numeric_dtype(table[name])]
-    if wrong and len(table):
-        raise _corrupt(path, f"the column {wrong[0]} holds something else than numbers")
+    for name in numbers if len(table) else ():
+        if not pd.api.types.is_numeric_dtype(table[name]) or not np.isfinite(table[name]).all():
+            raise _corrupt(path, f"the column {name} holds something else than numbers")
     return table if len(table) else None

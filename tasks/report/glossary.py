@@ -15,8 +15,8 @@ _TERMS = (
         "Confidence interval",
         r"95 %",
         """The test set is a sample. In 95 of 100 such samples the interval holds the accuracy on all images
-        of that kind (Clopper and Pearson, exact). All variants see the same images, so a difference between two
-        is surer than their intervals look.""",
+        of that kind (Clopper and Pearson, exact). All variants see the same images, so a difference between
+        two is surer than their intervals look.""",
     ),
     ("Evidence hash", r"evidence", "One SHA-256 over all files the verdict rests on and over the verdict."),
     ("Flag", r"flags", "A mark that makes a latency invalid, such as a busy host."),

@@ -31,7 +31,7 @@ class Pairing:
     """-1 where the model before predicted a class this one does not have."""
     after_classes: Classes
     left_out: int
-    """Test images the model before was not asked about."""
+    """Test images the model before was not asked about, or whose class it does not know."""
 
     @property
     def compared(self) -> bool:
@@ -85,7 +85,7 @@ def pair(evidence: Evidence, table: Sequence[Row]) -> Pairing | None:
     row, frame = headline(tuple(table)), evidence.predictions
     if row is None or frame is None or row.name not in frame or row.name not in evidence.cards:
         return None
-    labels = tuple(map(str, evidence.cards[row.name].entries.get("labels", ())))
+    labels = evidence.cards[row.name].names("labels")
     frame = frame[frame["label"] >= 0]
     truth, after = _classes(frame, "label", labels), _classes(frame, row.name, labels)
     alone = Pairing(
@@ -134,7 +134,10 @@ def _with_champion(alone: Pairing, row: Row, champion: Champion, frame: pd.DataF
     said = dict(
         zip(map(str, frame["sha256"]), numbers[_classes(frame, against, champion.labels)], strict=True)
     )
-    kept = np.array([position for position, sha in enumerate(alone.sha256) if sha in said], np.int64)
+    known = {index[label] for label in champion.labels if label in index}
+    kept = np.array(
+        [p for p, sha in enumerate(alone.sha256) if sha in said and int(alone.truth[p]) in known], np.int64
+    )
     if not len(kept):
         return None
     return replace(
@@ -151,9 +154,10 @@ def _with_champion(alone: Pairing, row: Row, champion: Champion, frame: pd.DataF
 
 def _classes(frame: pd.DataFrame, column: str, labels: Sequence[str]) -> Classes:
     values = frame[column].to_numpy()
-    if values.dtype.kind not in "iu" or (len(values) and not 0 <= values.min() <= values.max() < len(labels)):
+    low, high = values.min(initial=0), values.max(initial=0)
+    if values.dtype.kind not in "iu" or not 0 <= low <= high < len(labels):
         raise UserError(
-            f"predictions of {column}: classes {values.min()!r} to {values.max()!r} in {values.dtype}",
+            f"predictions of {column}: {low} to {high} in {values.dtype}",
             allowed=f"whole numbers from 0 to {len(labels) - 1}, one a class",
             next_step="`dvc repro parity` writes predictions again; git has those of the champion",
         )

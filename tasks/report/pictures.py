@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from fleet.device.errors import UserError
 from tasks.data.dataset import Dataset
 from tasks.report.pairing import Pairing
 
@@ -31,8 +32,19 @@ class Picture:
 
 
 def changed_pictures(pairing: Pairing, dataset: Dataset) -> tuple[Picture, ...]:
-    """At most LIMIT images, those of the classes with most losses first, a few a class."""
-    test = dataset.split("test")
+    """At most LIMIT images, those of the classes with most losses first, a few a class.
+
+    Raises:
+        UserError: a shard of the dataset cannot be read.
+    """
+    try:
+        test = dataset.split("test")
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{dataset.root}: {error}",
+            allowed="the shards that its manifest names",
+            next_step="`dvc repro prepare`, or `dvc checkout --force`",
+        ) from error
     places = {sha: place for place, sha in enumerate(test.sha256)}
     losses = Counter(int(pairing.truth[i]) for i in pairing.right_to_wrong)
     order = sorted(

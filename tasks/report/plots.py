@@ -50,7 +50,7 @@ def front(
         champion: Drawn too: as points over size, else as lines: its latency is of another day.
         of_size: Whether the cost is the size of the model file in MB.
     """
-    old = [(v.size_bytes / 1e6, 100 * v.top1) for v in champion.variants.values()] if champion else []
+    old = _champion_points(champion)
     values = [_point(row, cost) for row, cost in zip(rows, costs, strict=True)]
     x_high = 1.12 * max([*costs, *(size for size, _ in old if of_size)]) or 1.0
     lowest, highest = min(v["low"] for v in values), max(v["high"] for v in values)
@@ -113,6 +113,14 @@ def _points(values: Sequence[Record], x: alt.X, y: alt.Y) -> list[alt.Chart]:
         points.encode(x=x, y=y, color=hue, shape=shape),
         letters.encode(x="letter_x:Q", y=alt.Y("letter_y:Q", title="top-1 (%)"), text="letter:N"),
     ]
+
+
+def _champion_points(champion: Champion | None) -> list[tuple[float, float]]:
+    """Size in MB and top-1 in % of the champion's variants."""
+    if champion is None:
+        return []
+    known = [(v.size_bytes / 1e6, v.top1) for v in champion.variants.values()]
+    return [(size_mb, 100 * top1) for size_mb, top1 in known if top1 is not None]
 
 
 def _champion_layers(

@@ -12,11 +12,16 @@ from tasks.variants import Variant
 CONFIDENCE = 0.95
 
 FLAGS = {
-    "noisy": "Another program interrupted the measurement: the numbers speak of the host, not of the model.",
-    "throttled": "The processor became slower during the run: too hot, or held back by its governor.",
-    "few_queries": "Too few inferences for a bound of this percentile at 99 % confidence.",
+    "noisy": "the host was busy with other work",
+    "throttled": "it grew slower from beginning to end, as a device does that gets hot",
+    "unstable_warmup": "it had not settled when the measurement began",
+    "too_few_queries": "too few queries to bound its P99",
 }
-"""What each validity flag means; others are shown by name."""
+"""Reasons why a latency is not valid; others are shown by name."""
+WARNINGS = {
+    "memory": "at its peak it takes more than 70 % of the memory that the device had free",
+    "fallback": "a layer is more than 10 times slower than its peers: probably no fast kernel for it",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,9 @@ class Latency:
     load_memory_mib: float | None
     peak_memory_mib: float | None
     flags: tuple[str, ...]
+    """Why the latency is not valid."""
+    warnings: tuple[str, ...]
+    """What leaves it valid and ought to be known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +119,7 @@ def _letter(index: int) -> str:
 
 def _row(evidence: Evidence, variant: Variant, key: str) -> Row:
     name, parity = variant.name, evidence.parity
-    top1, n = parity.number(f"{name}/top1"), parity.number(f"{name}/n")
+    top1, n = parity.share(f"{name}/top1"), parity.number(f"{name}/n")
     size = evidence.convert.number(f"{name}/size_bytes")
     macs = (evidence.prune if variant.pruned_percent else evidence.train).number("macs_count")
     ops = parity.number(f"{name}/int8_ops_count")
@@ -124,7 +132,7 @@ def _row(evidence: Evidence, variant: Variant, key: str) -> Row:
         size_mb=None if size is None else size / 1e6,
         macs_m=None if macs is None else macs / 1e6,
         parity_error=parity.number(f"{name}/max_rel_error"),
-        agreement=parity.number(f"{name}/agreement"),
+        agreement=parity.share(f"{name}/agreement"),
         int8_ops=None if ops is None else int(ops),
         latencies=tuple(
             _latency(device, name) for device in evidence.devices if name in device.bench.variants
@@ -158,6 +166,7 @@ def _latency(device: Device, name: str) -> Latency:
         load_memory_mib=bench.number(f"{name}/load_memory_mb"),
         peak_memory_mib=bench.number(f"{name}/peak_memory_mb"),
         flags=tuple(bench.text(f"{name}/flags").split()),
+        warnings=tuple(bench.text(f"{name}/warnings").split()),
     )
 
 

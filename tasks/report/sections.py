@@ -13,7 +13,7 @@ from tasks.report.bars import Bar, bars, class_deltas
 from tasks.report.evidence import Check, Device, Evidence
 from tasks.report.pairing import ClassRow, Confused, Pairing, class_rows, most_confused, pair
 from tasks.report.pictures import Picture, changed_pictures
-from tasks.report.rows import FLAGS, Row, headline, rows
+from tasks.report.rows import FLAGS, WARNINGS, Row, headline, rows
 from tasks.report.text import shorten
 from tasks.report.verdict import SEVERITY, Head, head
 
@@ -90,6 +90,11 @@ class Page:
         return any(row.comparison for row in self.rows)
 
     @property
+    def invalid(self) -> list[str]:
+        """Letters of the variants whose latency is not valid on the first device."""
+        return [row.key for row in self.rows if row.latency and row.latency.flags]
+
+    @property
     def engines(self) -> list[str]:
         """Versions of the engine the models were converted for."""
         versions = {card.text("engine_version") for card in self.evidence.cards.values()}
@@ -111,15 +116,12 @@ def page(evidence: Evidence) -> Page:
     chosen = headline(table)
     pairing = pair(evidence, table)
     checks = evidence.gate.checks if evidence.gate else ()
-    flags = sorted({flag for row in table for latency in row.latencies for flag in latency.flags})
     return Page(
         evidence=evidence,
         head=head(evidence),
         rows=table,
         headline=chosen,
-        flags=tuple(
-            (flag, FLAGS.get(flag, "Not explained by this version of the report.")) for flag in flags
-        ),
+        flags=_marks(table),
         fronts=_fronts(table, evidence),
         ladder=None if evidence.ladder is None else plots.ladder(evidence.ladder),
         layer_errors=_layer_errors(evidence.layer_errors),
@@ -130,6 +132,17 @@ def page(evidence: Evidence) -> Page:
         distributions=tuple(filter(None, (_distribution(device, table) for device in evidence.devices))),
         slowest=tuple(filter(None, (_slowest(device, chosen) for device in evidence.devices))),
         checks=tuple(sorted(checks, key=lambda check: SEVERITY.index(check.verdict))),
+    )
+
+
+def _marks(table: Sequence[Row]) -> tuple[tuple[str, str], ...]:
+    """Every flag and warning of the table with its meaning."""
+    latencies = [latency for row in table for latency in row.latencies]
+    flags = sorted({flag for latency in latencies for flag in latency.flags})
+    warnings = sorted({warning for latency in latencies for warning in latency.warnings})
+    return (
+        *((flag, f"Not valid: {FLAGS.get(flag, 'this flag is not known here')}.") for flag in flags),
+        *((word, f"Warning: {WARNINGS.get(word, 'this warning is not known here')}.") for word in warnings),
     )
 
 
@@ -144,7 +157,7 @@ def _fronts(table: Sequence[Row], evidence: Evidence) -> tuple[tuple[str, Markup
     timed = [row for row in table if row.top1 and row.latency and row.latency.values_ms["p50"] is not None]
     if timed:
         p50 = [row.latency.values_ms["p50"] or 0.0 for row in timed if row.latency]
-        axis = f"P50 on {timed[0].latency.device} (ms)" if timed[0].latency else "P50 (ms)"
+        axis = f"P50 on {shorten(timed[0].latency.device, 24)} (ms)" if timed[0].latency else ""
         figure = plots.front(timed, p50, axis=axis, champion=evidence.champion, of_size=False)
         found.append(("Accuracy over latency", figure))
     return tuple(found)

@@ -31,7 +31,9 @@ def shorten(text: object, limit: int) -> str:
 
     Charts get shortened text only: Vega cuts a label between the two halves of an emoji and fails.
     """
-    shown = printable(text).strip() or "(empty)"
+    shown = printable(text).strip()
+    if not shown:
+        return "(empty)"
     if columns(shown) <= limit and len(shown) <= 2 * limit:
         return shown
     head, tail = _fitting(shown, (limit + 1) // 2 - 1), _fitting(shown[::-1], limit // 2)[::-1]

@@ -39,6 +39,8 @@ class Head:
     reasons: tuple[Reason, ...]
     rest_count: int
     """Reasons that stand only in the table of checks."""
+    notes: tuple[str, ...]
+    """What passed and has to be known nevertheless."""
     counts: tuple[tuple[Verdict, int], ...]
 
 
@@ -47,7 +49,9 @@ def head(evidence: Evidence) -> Head:
     gate = evidence.gate
     if gate is None:
         lead = "reports/gate.json is not there: nothing was judged, nothing can be approved. Build again."
-        return Head(state="undecided", title="Not judged", lead=lead, reasons=(), rest_count=0, counts=())
+        return Head(
+            state="undecided", title="Not judged", lead=lead, reasons=(), rest_count=0, notes=(), counts=()
+        )
     reasons = _reasons(gate.checks)
     counts = {verdict: sum(check.verdict == verdict for check in gate.checks) for verdict in SEVERITY}
     state, title = (
@@ -61,6 +65,7 @@ def head(evidence: Evidence) -> Head:
         lead=_lead(evidence, counts),
         reasons=tuple(reasons[:_SHOWN_REASONS]),
         rest_count=len(reasons) - len(reasons[:_SHOWN_REASONS]),
+        notes=tuple(f"{c.name}: {c.note}" for c in gate.checks if c.verdict == "pass" and c.note),
         counts=tuple((verdict, count) for verdict, count in counts.items() if count),
     )
 
@@ -101,9 +106,7 @@ def _rank(check: Check) -> int:
 
 def _group(check: Check) -> str:
     """Failed checks of one kind belong together, other verdicts by their cause."""
-    if check.verdict == "waived":
-        return f"{check.waived_by}\n{check.waived_why or check.evidence}"
-    return check.evidence if check.verdict == "inconclusive" else _kind(check)
+    return check.note or check.evidence if check.verdict in ("inconclusive", "waived") else _kind(check)
 
 
 def _kind(check: Check) -> str:
@@ -121,7 +124,7 @@ def _reason(checks: list[Check]) -> Reason:
     return Reason(
         verdict=first.verdict,
         title=_capital(", ".join(kinds[:3])) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""),
-        why=_why(first),
+        why=_why(checks),
         lines=tuple(lines[:_SHOWN_LINES]),
         rest_count=max(0, len(lines) - _SHOWN_LINES),
         required=first.required,
@@ -132,11 +135,14 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _why(check: Check) -> str:
-    if check.verdict == "waived":
-        by = f"by {check.waived_by}: " if check.waived_by else ""
-        return f"{by}{check.waived_why or check.evidence}"
-    return "" if check.verdict == "fail" else check.evidence
+def _why(checks: Sequence[Check]) -> str:
+    """What the gate says beside the numbers; of failed checks only where it is about one."""
+    first = checks[0]
+    if first.verdict == "waived":
+        return first.note or first.evidence
+    if first.verdict == "fail" and len(checks) > 1:
+        return ""
+    return "; ".join(text for text in (first.note, first.evidence) if text)
 
 
 def _excess(check: Check) -> float:
@@ -153,19 +159,6 @@ def _line(check: Check, *, alone: bool) -> str:
     where = subject if alone else f"{subject}, {_kind(check)}"
     if check.measured is None:
         return where
-    limit = "" if check.threshold is None else f", {_direction(check)} {figures(check.threshold)}"
+    limit = "" if check.threshold is None else f", {check.bound or 'limit'} {figures(check.threshold)}"
     unit = f" {check.unit}" if check.unit else ""
     return f"{where}: {figures(check.measured)}{unit}{limit}"
-
-
-def _direction(check: Check) -> str:
-    """Whether the threshold is a floor or a ceiling, where a check that was missed tells."""
-    if (
-        check.verdict not in ("fail", "waived")
-        or isinstance(check.measured, str)
-        or isinstance(check.threshold, str)
-    ):
-        return "limit"
-    assert check.measured is not None
-    assert check.threshold is not None
-    return "at least" if check.measured < check.threshold else "at most"

@@ -8,8 +8,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tasks.gate import evidence, evidence_sha256
 from tasks.stage import write_json
+
+try:
+    from tasks.judge.evidence import evidence, evidence_sha256
+except ImportError:
+    from tasks import gate
+
+    evidence = gate.evidence
+
+    def evidence_sha256(report):
+        """The hash the gate of this tree makes."""
+        return gate.evidence_sha256(report["evidence"], report["checks"])
+
 
 VARIANTS = ("mbv3s-p0-fp32-r48", "mbv3s-p30-fp32-r48", "mbv3s-p30-i8-r48")
 """From the float parent to the release candidate."""
@@ -204,7 +215,9 @@ def _gate(folder: Path, spec: Spec, comparison: dict) -> None:
     local, floor = f"{VARIANTS[0]} on local", "fail" if spec.refused else "pass"
     noisy = "latency invalid: noisy"
     checks = [
-        _check(f"{VARIANTS[2]}: accuracy floor", floor, 0.8701, 0.95, "parity.json", n=spec.n),
+        _check(
+            f"{VARIANTS[2]}: accuracy floor", floor, 0.8701, 0.95, "parity.json", n=spec.n, bound="at least"
+        ),
         _check(f"{local}: P95 latency, 99 % bound", "inconclusive", 0.36, 50.0, noisy, unit="ms", n=500),
         _check(f"{local}: P99 latency, 99 % bound", "inconclusive", 8.7, 100.0, noisy, unit="ms", n=500),
         _check("oldest engine in the field", "not measured", evidence="no older engine", required=False),
@@ -212,14 +225,13 @@ def _gate(folder: Path, spec: Spec, comparison: dict) -> None:
         *(_check(f"{name}: model size", "pass", 0.86, 10.0, unit="MB") for name in VARIANTS),
     ]
     if spec.waived:
-        waiver = {"waived_by": "R. Manager", "waived_why": "the low tier may be half a point below"}
-        checks.append(_check(f"{VARIANTS[1]}: accuracy floor", "waived", 0.895, 0.9, n=spec.n, **waiver))
-    files = evidence(folder, ("local",))
+        note = "waived by R. Manager, up to 0.89: the low tier may be half a point below"
+        floor = _check(f"{VARIANTS[1]}: accuracy floor", "waived", 0.895, 0.9, n=spec.n, note=note)
+        checks.append(floor | {"bound": "at least"})
     report = {
         "verdict": "fail" if spec.refused else "pass",
         "checks": checks,
-        "evidence": files,
-        "evidence_sha256": evidence_sha256(files, checks),
+        "evidence": evidence(folder, ("local",)),
         "comparison": comparison,
     }
-    write_json(folder / "reports/gate.json", report)
+    write_json(folder / "reports/gate.json", report | {"evidence_sha256": evidence_sha256(report)})
