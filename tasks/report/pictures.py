@@ -39,7 +39,7 @@ def changed_pictures(pairing: Pairing, dataset: Dataset) -> tuple[Picture, ...]:
     """
     try:
         test = dataset.split("test")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise UserError(
             f"{dataset.root}: {error}",
             allowed="the shards that its manifest names",
