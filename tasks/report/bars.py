@@ -28,9 +28,9 @@ class Bar:
     """A second value, drawn as a ring."""
 
 
-def bars(items: Sequence[Bar], *, alt_text: str) -> Markup:
+def bars(items: Sequence[Bar], *, alt_text: str, label_columns: int = LABEL_COLUMNS) -> Markup:
     """Bars from zero to the right, those below zero to the left, in the order given."""
-    labels = [shorten(item.label, LABEL_COLUMNS) for item in items]
+    labels = [shorten(item.label, label_columns) for item in items]
     rings = [item.ring for item in items if item.ring is not None]
     gap = 10 if rings else 5
     left = int(max(columns(label) for label in labels) * CHAR_PX) + 2 * gap

@@ -15,11 +15,12 @@ from tasks.report.pairing import ClassRow, Confused, Pairing, class_rows, most_c
 from tasks.report.pictures import Picture, changed_pictures
 from tasks.report.rows import FLAGS, WARNINGS, Row, headline, rows
 from tasks.report.text import shorten
-from tasks.report.verdict import SEVERITY, Head, head
+from tasks.report.verdict import Head, head, rank
 
 _BARS = 15
 _CONFUSED = 12
 _SLOWEST = 10
+_LAYER_COLUMNS = 28  # names of layers differ in the middle
 _MIN_CLASSES_TO_CUT = 24
 
 
@@ -131,7 +132,7 @@ def page(evidence: Evidence) -> Page:
         pictures=changed_pictures(pairing, evidence.dataset) if pairing and evidence.dataset else (),
         distributions=tuple(filter(None, (_distribution(device, table) for device in evidence.devices))),
         slowest=tuple(filter(None, (_slowest(device, chosen) for device in evidence.devices))),
-        checks=tuple(sorted(checks, key=lambda check: SEVERITY.index(check.verdict))),
+        checks=tuple(sorted(checks, key=rank)),
     )
 
 
@@ -254,7 +255,9 @@ def _slowest(device: Device, chosen: Row | None) -> Slowest | None:
     return Slowest(
         device=device.name,
         variant=chosen.name,
-        figure=bars(items, alt_text=f"Slowest layers by share of the inference: {said}"),
+        figure=bars(
+            items, label_columns=_LAYER_COLUMNS, alt_text=f"Slowest layers by share of the inference: {said}"
+        ),
         table=_records(worst),
         outliers=_records(device.layers[device.layers["outlier"] == 1]),
     )

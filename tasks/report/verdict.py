@@ -8,8 +8,8 @@ from tasks.report.evidence import Check, Evidence, Verdict
 from tasks.report.text import figures
 
 SEVERITY: tuple[Verdict, ...] = ("fail", "inconclusive", "not measured", "waived", "pass")
-_SHOWN_LINES = 3
-_SHOWN_REASONS = 6
+_SHOWN_LINES = 2
+_SHOWN_REASONS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +90,29 @@ def _lead(evidence: Evidence, counts: dict[Verdict, int]) -> str:
     return f"Yours to decide: {', '.join(questions)}."
 
 
+def rank(check: Check) -> int:
+    """Order of the checks, what refuses the build first: so does a required measurement that is not there."""
+    return 0 if refuses_unmeasured(check) else 1 + SEVERITY.index(check.verdict)
+
+
+def refuses_unmeasured(check: Check) -> bool:
+    """Whether a build is refused because this was not measured."""
+    return check.required and check.verdict == "not measured"
+
+
 def _reasons(checks: Sequence[Check]) -> list[Reason]:
     """All that did not pass, grouped; what refuses the build comes first."""
+    everything = {_variant(check) for check in checks} - {""}
     found = [check for check in checks if check.verdict != "pass"]
-    ordered = sorted(found, key=lambda check: (_rank(check), _group(check)))
-    return [
-        _reason(list(group)) for _, group in groupby(ordered, key=lambda check: (_rank(check), _group(check)))
-    ]
+    ordered = sorted(found, key=lambda check: (rank(check), _group(check)))
+    grouped = groupby(ordered, key=lambda check: (rank(check), _group(check)))
+    return [_reason(list(group), everything) for _, group in grouped]
 
 
-def _rank(check: Check) -> int:
-    """A required measurement that is not there refuses as a failed check does."""
-    return 0 if check.required and check.verdict == "not measured" else 1 + SEVERITY.index(check.verdict)
+def _variant(check: Check) -> str:
+    """What the check is about, as in `VARIANT on DEVICE: peak memory`; empty where it is about the build."""
+    subject, colon, _ = check.name.partition(": ")
+    return subject.partition(" on ")[0] if colon else ""
 
 
 def _group(check: Check) -> str:
@@ -116,14 +127,13 @@ def _kind(check: Check) -> str:
     return kind.partition(" against ")[0] if kind.startswith("accuracy lost") else kind
 
 
-def _reason(checks: list[Check]) -> Reason:
+def _reason(checks: Sequence[Check], everything: set[str]) -> Reason:
     first = checks[0]
     kinds = list(dict.fromkeys(_kind(check) for check in checks))
-    worst = sorted(checks, key=_excess, reverse=True)
-    lines = [line for check in worst if (line := _line(check, alone=len(kinds) == 1))]
+    lines = _lines(checks, everything, alone=len(kinds) == 1)
     return Reason(
         verdict=first.verdict,
-        title=_capital(", ".join(kinds[:3])) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else ""),
+        title=_capital(", ".join(kinds[:3]) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else "")),
         why=_why(checks),
         lines=tuple(lines[:_SHOWN_LINES]),
         rest_count=max(0, len(lines) - _SHOWN_LINES),
@@ -131,18 +141,28 @@ def _reason(checks: list[Check]) -> Reason:
     )
 
 
+def _lines(checks: Sequence[Check], everything: set[str], *, alone: bool) -> list[str]:
+    """One line a check, the worst first; what was not measured has no values and shares one line."""
+    if checks[0].verdict != "not measured":
+        return [_line(check, alone=alone) for check in sorted(checks, key=_excess, reverse=True)]
+    variants = list(dict.fromkeys(_variant(check) for check in checks if _variant(check)))
+    if len(variants) > 1 and set(variants) == everything:
+        return [f"all {len(variants)} variants"]
+    more = f" and {len(variants) - _SHOWN_LINES} more" if len(variants) > _SHOWN_LINES else ""
+    return [", ".join(variants[:_SHOWN_LINES]) + more] if variants else []
+
+
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
 def _why(checks: Sequence[Check]) -> str:
-    """What the gate says beside the numbers; of failed checks only where it is about one."""
+    """What the gate says beside the numbers, where it says the same of all of them."""
     first = checks[0]
     if first.verdict == "waived":
         return first.note or first.evidence
-    if first.verdict == "fail" and len(checks) > 1:
-        return ""
-    return "; ".join(text for text in (first.note, first.evidence) if text)
+    said = {"; ".join(text for text in (check.note, check.evidence) if text) for check in checks}
+    return said.pop() if len(said) == 1 else ""
 
 
 def _excess(check: Check) -> float:
@@ -154,9 +174,7 @@ def _excess(check: Check) -> float:
 
 def _line(check: Check, *, alone: bool) -> str:
     subject, colon, _ = check.name.partition(": ")
-    if not colon and check.measured is None:
-        return ""
-    where = subject if alone else f"{subject}, {_kind(check)}"
+    where = subject if alone or not colon else f"{subject}, {_kind(check)}"
     if check.measured is None:
         return where
     limit = "" if check.threshold is None else f", {check.bound or 'limit'} {figures(check.threshold)}"
