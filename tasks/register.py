@@ -19,6 +19,7 @@ from fleet.device.errors import UserError
 from tasks import provenance
 from tasks.gate import require_judged
 from tasks.mlflow_store import Store
+from tasks.provenance import release_sha256
 from tasks.stage import read_json
 from tasks.tracking import state_folder, tracking_uri
 from tasks.workspace import Workspace
@@ -33,16 +34,6 @@ class Registration:
 
     name: str
     version: int
-
-
-def release_sha256(models: Path) -> str:
-    """One hash over all converted models and their cards: what a device would get."""
-    files = sorted(path for path in models.glob("*/*") if path.is_file())
-    lines = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(models).as_posix()}"
-        for path in files
-    ]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def register(workspace: Workspace, build_id: str) -> Registration:
