@@ -125,9 +125,15 @@ class Answers:
     classes: Classes
     labels: Classes
     """-1 where unknown; such images do not count."""
-    int8_ops_count: int
+    int8_ops: tuple[str, ...]
+    """Names of the operators that computed in int8."""
     ops_count: int
     size_bytes: int
+
+    @property
+    def int8_ops_count(self) -> int:
+        """How many operators computed in int8."""
+        return len(self.int8_ops)
 
     @property
     def known(self) -> npt.NDArray[np.bool_]:
@@ -168,7 +174,7 @@ def ask_engine(mnn: Path, preprocess: Preprocess, split: Split, what: str) -> An
     return Answers(
         classes=np.array(classes, np.int64),
         labels=split.labels,
-        int8_ops_count=sum(op.int8 for op in ops),
+        int8_ops=tuple(op.name for op in ops if op.int8),
         ops_count=len(ops),
         size_bytes=mnn.stat().st_size,
     )
