@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from fleet.device.errors import EdgeloopError, UserError
 from flows.interrupt import as_ctrl_c, leave
-from tasks.workspace import disk_full, find_workspace, repository
+from tasks.workspace import disk_full, find_workspace, repository, workspaces
 
 if TYPE_CHECKING:
     from flows.build import Built
@@ -130,6 +130,11 @@ def convert(
         calibration=calibration,
         preprocess=read_preprocess(preprocess) if preprocess else None,
         shapes=shape,
+        datasets={
+            name: path
+            for name, w in workspaces(repository()).items()
+            if (path := w.path / "data/prepared").is_dir()
+        },
     )
     record = result.to_dict()
     print(json.dumps(record, indent=1) if as_json else _conversion_text(record))

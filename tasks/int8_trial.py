@@ -1,4 +1,4 @@
-"""Int8 models that are tried and thrown away: calibrated without training, converted, counted in the engine."""
+"""Int8 models to try and throw away: calibrated without training, converted, counted in the engine."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -143,7 +143,8 @@ class Answers:
     @property
     def right(self) -> npt.NDArray[np.bool_]:
         """Whether each labelled image is recognised."""
-        return (self.classes == self.labels)[self.known]
+        flags: npt.NDArray[np.bool_] = (self.classes == self.labels)[self.known]
+        return flags
 
     @property
     def top1(self) -> float:
@@ -170,7 +171,9 @@ def ask_engine(mnn: Path, preprocess: Preprocess, split: Split, what: str) -> An
         (name,), (output,) = session.inputs, session.outputs
         _, ops = session.trace({name: preprocess.apply(split.image(0))})
         indices = track(range(len(split)), f"engine {what}", len(split))
-        classes = [int(session.run({name: preprocess.apply(split.image(i))})[output].argmax()) for i in indices]
+        classes = [
+            int(session.run({name: preprocess.apply(split.image(i))})[output].argmax()) for i in indices
+        ]
     return Answers(
         classes=np.array(classes, np.int64),
         labels=split.labels,

@@ -33,9 +33,9 @@ class Drop:
 def paired_drop(before: Flags, after: Flags) -> Drop:
     """What is lost from `before` to `after`, with the adjusted Wald interval for paired proportions.
 
-    One image is added to each kind of disagreement, which keeps the interval honest where there are few (Bonett
-    and Price, Adjusted Wald confidence interval for a difference of binomial proportions based on paired data,
-    2012).
+    One image is added to each kind of disagreement, which keeps the interval honest where there are few
+    (Bonett and Price, Adjusted Wald confidence interval for a difference of binomial proportions based on
+    paired data, 2012).
 
     Args:
         before: Whether the first model is right, per image [N], N > 0.

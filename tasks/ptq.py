@@ -3,8 +3,8 @@
     python -m tasks.ptq                                   # in a built workspace
     python -m tasks.ptq --methods KL mse --images 100 500 --json
 
-Every model is measured on the test set, against the float model it came from. Two bad cases stand beside the good
-ones: calibration on noise, and on images the model was trained on. Writes reports/ptq.json.
+Every model is measured on the test set, against the float model it came from. Two bad cases stand beside the
+good ones: calibration on noise, and on images the model was trained on. Writes reports/ptq.json.
 """
 
 import argparse
@@ -24,10 +24,11 @@ from tasks.int8_trial import Answers, Start, ask_engine, calibrated, inputs_of, 
 from tasks.mnn.calibration_checks import KnownImages, is_noise, noise_warning, overlap_warning
 from tasks.mnn.ptq_tool import METHODS, layer_tensors, quantise
 from tasks.nn.calibrate import Observer
+from tasks.nn.qgraph import Plan
 from tasks.nn.quantized import QuantizedModel
 from tasks.paired import Drop
 from tasks.stage import REPORTS, write_json
-from tasks.tool import print_json, tool
+from tasks.tool import RAW, print_json, tool
 
 OBSERVERS: tuple[Observer, ...] = get_args(Observer)
 COUNTS = (100, 500, 1000)
@@ -93,12 +94,107 @@ class Row:
         return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """A built workspace in which quantised models are made and measured."""
+
+    start: Start
+    test: Split
+    floating: Answers
+    """What the float parent says in the engine."""
+    onnx: Path
+    """Of the float parent."""
+    plan: Plan
+    """Which of its layers the workspace's rules leave float; MNN's tool is told the same."""
+    timeout_s: float
+    """Limit of one run of MNN's tool."""
+
+    @classmethod
+    def of(cls, start: Start, timeout_s: float) -> "Bench":
+        """Measure the float parent.
+
+        Raises:
+            UserError: the workspace is not built, or has no test images.
+            EngineError: the model does not run.
+        """
+        test, name = start.split("test"), start.parent.variant("fp32").name
+        mnn = _built(name, "mnn/{}/model.mnn")
+        return cls(
+            start=start,
+            test=test,
+            floating=ask_engine(mnn, start.preprocess, test, "fp32"),
+            onnx=_built(name, "export/{}/model.onnx"),
+            plan=QuantizedModel(start.parent.build(), start.settings.skip).plan,
+            timeout_s=timeout_s,
+        )
+
+    def built(self) -> list[Row]:
+        """The float parent, and the model that QAT made of it."""
+        trained = _built(self.start.parent.variant("i8").name, "mnn/{}/model.mnn")
+        answers = ask_engine(trained, self.start.preprocess, self.test, "qat")
+        return [
+            Row(method="fp32", calibration="", images_count=0, int8_layers_count=0, answers=self.floating),
+            self._row("qat", None, answers, len(self.plan.layers)),
+        ]
+
+    def row(self, method: str, calibration: Calibration) -> Row:
+        """Quantise and measure; a method that fails has a row that says why."""
+        try:
+            with tempfile.TemporaryDirectory(prefix="edgeloop-ptq-") as folder:
+                mnn, layers_count = self._make(method, calibration, Path(folder))
+                what = f"{method}-{calibration.name}"
+                answers = ask_engine(mnn, self.start.preprocess, self.test, what)
+        except EngineError as error:
+            print(f"ptq: {method}-{calibration.name}: {error}", file=sys.stderr)
+            return Row(
+                method=method,
+                calibration=calibration.name,
+                images_count=len(calibration.images),
+                int8_layers_count=0,
+                warning=calibration.warning,
+                failure=error.reason,
+            )
+        return self._row(method, calibration, answers, layers_count)
+
+    def _make(self, method: str, calibration: Calibration, folder: Path) -> tuple[Path, int]:
+        """An int8 model, and how many of its layers are int8."""
+        start = self.start
+        if method in METHODS:
+            made = quantise(
+                self.onnx,
+                calibration.images,
+                start.preprocess,
+                folder / "model.mnn",
+                method,
+                skip=tuple(layer_tensors(self.onnx, tuple(self.plan.left_float))),
+                timeout_s=self.timeout_s,
+            )
+            if made.not_skipped:
+                print(f"ptq: {method} ignored {len(made.not_skipped)} layers to skip", file=sys.stderr)
+            return made.path, len(made.int8_layers)
+        assert method in OBSERVERS, method
+        inputs = inputs_of(calibration.images, start.preprocess)
+        model = calibrated(start.parent, inputs, method, start.settings.skip)
+        conversion = to_engine(model, start.parent, folder)
+        return conversion.path, len(conversion.audit.int8_layers)
+
+    def _row(self, method: str, calibration: Calibration | None, answers: Answers, layers: int) -> Row:
+        return Row(
+            method=method,
+            calibration=calibration.name if calibration else "",
+            images_count=len(calibration.images) if calibration else 0,
+            int8_layers_count=layers,
+            warning=calibration.warning if calibration else "",
+            answers=answers,
+            drop=answers.drop_from(self.floating),
+            agreement=answers.agreement(self.floating),
+        )
+
+
 def compare(
     start: Start, methods: Sequence[str], counts: Sequence[int], *, timeout_s: float = TIMEOUT_S
 ) -> list[Row]:
     """Quantise with every method on every calibration set, and measure all of them.
-
-    A method that fails has a row that says why; the others go on.
 
     Args:
         start: Of a built workspace, the working directory.
@@ -110,29 +206,12 @@ def compare(
         UserError: the workspace is not built, or a split has no images.
         EngineError: a model that the workspace built does not run.
     """
-    test = start.split("test")
-    names = {p: start.parent.variant(p).name for p in ("fp32", "i8")}  # type: ignore[arg-type]
-    floating, onnx = _built(names["fp32"], "mnn/{}/model.mnn"), _built(names["fp32"], "export/{}/model.onnx")
-    trained = _built(names["i8"], "mnn/{}/model.mnn")
-    before = ask_engine(floating, start.preprocess, test, "fp32")
-    rows = [Row(method="fp32", calibration="", images_count=0, int8_layers_count=0, answers=before)]
-    plan = QuantizedModel(start.parent.build(), start.settings.skip).plan
-    after = ask_engine(trained, start.preprocess, test, "qat")
-    rows.append(_row("qat", None, len(plan.layers), before, after))
-    skip = tuple(layer_tensors(onnx, tuple(plan.left_float)))
+    bench = Bench.of(start, timeout_s)
+    rows = bench.built()
     for calibration in calibrations(start, counts):
         if calibration.warning:
             print(f"ptq: {calibration.name}: {calibration.warning}", file=sys.stderr)
-        for method in methods:
-            with tempfile.TemporaryDirectory(prefix="edgeloop-ptq-") as folder:
-                try:
-                    made, layers = _make(start, method, calibration, onnx, skip, Path(folder), timeout_s)
-                    what = f"{method}-{calibration.name}"
-                    answers = ask_engine(made, start.preprocess, test, what)
-                    rows.append(_row(method, calibration, layers, before, answers))
-                except EngineError as error:
-                    print(f"ptq: {method}-{calibration.name}: {error}", file=sys.stderr)
-                    rows.append(_failed(method, calibration, error))
+        rows += [bench.row(method, calibration) for method in methods]
     return rows
 
 
@@ -176,54 +255,6 @@ def _checked(start: Start, source: Source, images: Images) -> Calibration:
     return Calibration(name=name, images=images, warning="; ".join(filter(None, said)))
 
 
-def _make(
-    start: Start,
-    method: str,
-    calibration: Calibration,
-    onnx: Path,
-    skip: tuple[str, ...],
-    folder: Path,
-    timeout_s: float,
-) -> tuple[Path, int]:
-    """One int8 model, and how many of its layers are int8."""
-    for tool_method in METHODS:
-        if method == tool_method:
-            out = folder / "model.mnn"
-            images, preprocess = calibration.images, start.preprocess
-            made = quantise(onnx, images, preprocess, out, tool_method, skip=skip, timeout_s=timeout_s)
-            if made.not_skipped:
-                print(f"ptq: {method} ignored {len(made.not_skipped)} layers to skip", file=sys.stderr)
-            return made.path, len(made.int8_layers)
-    inputs = inputs_of(calibration.images, start.preprocess)
-    model = calibrated(start.parent, inputs, method, start.settings.skip)  # type: ignore[arg-type]
-    conversion = to_engine(model, start.parent, folder)
-    return conversion.path, len(conversion.audit.int8_layers)
-
-
-def _row(method: str, calibration: Calibration | None, layers: int, before: Answers, after: Answers) -> Row:
-    return Row(
-        method=method,
-        calibration=calibration.name if calibration else "",
-        images_count=len(calibration.images) if calibration else 0,
-        int8_layers_count=layers,
-        warning=calibration.warning if calibration else "",
-        answers=after,
-        drop=after.drop_from(before),
-        agreement=after.agreement(before),
-    )
-
-
-def _failed(method: str, calibration: Calibration, error: EngineError) -> Row:
-    return Row(
-        method=method,
-        calibration=calibration.name,
-        images_count=len(calibration.images),
-        int8_layers_count=0,
-        warning=calibration.warning,
-        failure=error.reason,
-    )
-
-
 def _built(variant: str, where: str) -> Path:
     path = Path("models") / where.format(variant)
     if not path.is_file():
@@ -242,31 +273,40 @@ def report(rows: Sequence[Row]) -> dict[str, Any]:
 
 def print_table(rows: Sequence[Row]) -> None:
     """For people, on stdout."""
-    head = f"{'model':22}{'top-1':>9}{'drop pp':>9}{'95 % interval':>18}{'agree':>9}{'int8 layers, ops':>19}{'MB':>7}"
-    print(head)
+    columns = ("top-1", "drop pp", "95 % interval", "agreement", "int8 layers", "int8 ops", "MB")
+    print(f"{'model':22}" + "".join(f"{name:>{max(10, len(name) + 3)}}" for name in columns))
     for row in rows:
-        if row.answers is None:
-            print(f"{row.name:22}{'-':>9}  {row.failure}")
-            continue
-        line = f"{row.name:22}{row.answers.top1:>9.2%}"
-        if row.drop is not None and row.agreement is not None:
-            interval = f"{row.drop.low_pp:+.2f} to {row.drop.high_pp:+.2f}"
-            line += f"{row.drop.drop_pp:>9.2f}{interval:>18}{row.agreement:>9.2%}"
-        else:
-            line += " " * 36
-        counts = f"{row.int8_layers_count}, {row.answers.int8_ops_count}/{row.answers.ops_count}"
-        print(f"{line}{counts:>19}{row.answers.size_bytes / 1e6:>7.2f}{'  !' if row.warning else ''}")
+        cells = _cells(row)
+        text = "".join(f"{cell:>{max(10, len(name) + 3)}}" for name, cell in zip(columns, cells, strict=True))
+        print(f"{row.name:22}{text}{'  !' if row.warning else ''}{'  ' + row.failure if row.failure else ''}")
     n = next(len(row.answers.right) for row in rows if row.answers is not None)
-    print(f"on {n} test images, in the engine; ! warned about: {REPORTS / 'ptq.json'} says why")
+    print(f"on {n} test images, in the engine; ! warned about, {REPORTS / 'ptq.json'} says why")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    answers, drop, agreement = row.answers, row.drop, row.agreement
+    if answers is None:
+        return ("-",) * 7
+    return (
+        f"{answers.top1:.2%}",
+        f"{drop.drop_pp:.2f}" if drop else "",
+        f"{drop.low_pp:+.2f}..{drop.high_pp:+.2f}" if drop else "",
+        "" if agreement is None else f"{agreement:.2%}",
+        str(row.int8_layers_count),
+        f"{answers.int8_ops_count}/{answers.ops_count}",
+        f"{answers.size_bytes / 1e6:.2f}",
+    )
 
 
 def main() -> None:
     """Compare in the current workspace."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=RAW)
     every = [*METHODS, *OBSERVERS]
     parser.add_argument("--methods", nargs="+", choices=every, default=every, help="MNN's tool, then ours")
     parser.add_argument("--images", nargs="+", type=int, default=COUNTS, help="sizes of the calibration set")
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds one run of MNN's tool may take")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT_S, help="seconds one run of MNN's tool may take"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     asked = parser.parse_args()
     with tool("ptq", as_json=asked.json):

@@ -3,8 +3,8 @@
     python -m tasks.sensitivity                       # in a built workspace: rank the layers
     python -m tasks.sensitivity --budget-pp 0.5       # and find a skip list, tried in the engine
 
-Layers are ranked on the validation split; the test set is used once, for the engine's before and after. Writes
-reports/sensitivity.{json,csv,svg}; prints the YAML for `quantize.skip` and changes no params.yaml.
+Layers are ranked on the validation split; the test set is used once, for the engine's before and after.
+Writes reports/sensitivity.{json,csv,svg}; prints the YAML for `quantize.skip` and changes no params.yaml.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tasks.nn.skip_search import SkipList, search
 from tasks.paired import Drop
 from tasks.sensitivity_files import write_csv, write_svg
 from tasks.stage import REPORTS, write_json
-from tasks.tool import print_json, tool
+from tasks.tool import RAW, print_json, tool
 
 IMAGES = 1000
 _CALIBRATION_IMAGES = 500  # what the stage quantize takes
@@ -42,6 +42,9 @@ class InEngine:
     after_int8_ops_count: int
     before_size_bytes: int
     after_size_bytes: int
+    float_layers_have_int8_weights: bool
+    """With the skip list. The engine takes a convolution with int8 weights between two int8 tensors for an int8
+    one, so a list that makes such a layer leaves the weights of all float layers in float32: a larger file."""
 
 
 def trials_of(start: Start, observer: Observer, images: int | None) -> Trials:
@@ -94,6 +97,7 @@ def try_in_engine(start: Start, trials: Trials, skipped: Sequence[str]) -> InEng
         after_int8_ops_count=after.int8_ops_count,
         before_size_bytes=before.size_bytes,
         after_size_bytes=after.size_bytes,
+        float_layers_have_int8_weights=trials.quantized(skipped).plan.weight_only_safe,
     )
 
 
@@ -140,6 +144,7 @@ def report(
             "after_int8_ops_count": engine.after_int8_ops_count,
             "before_size_bytes": engine.before_size_bytes,
             "after_size_bytes": engine.after_size_bytes,
+            "float_layers_have_int8_weights": int(engine.float_layers_have_int8_weights),
         }
     return values
 
@@ -168,8 +173,9 @@ def print_ranking(costs: Sequence[LayerCost], values: dict[str, Any]) -> None:
             f"{cost.given_back.drop_pp:>15.2f}"
         )
     print(
-        f"{values['certain_count']} of {len(costs)} layers lose anything for certain on n = {values['n']} validation"
-        f" images; the others are ties, ranked by the error in the logits. All in int8: {_said(values, 'all_int8')}"
+        f"{values['certain_count']} of {len(costs)} layers lose anything for certain on n = {values['n']}"
+        f" validation images; the others are ties, ranked by the error in the logits.\nAll in int8:"
+        f" {_said(values, 'all_int8')}"
     )
 
 
@@ -181,16 +187,21 @@ def _print_skip(values: dict[str, Any]) -> None:
         print(f"\n{what}: {_said(values, f'{split}_before')} -> {_said(values, f'{split}_after')}", end="")
     counts = [values[f"{when}_int8_ops_count"] for when in ("before", "after")]
     sizes = [values[f"{when}_size_bytes"] / 1e6 for when in ("before", "after")]
-    print(f"\nint8 operators {counts[0]} -> {counts[1]}, {sizes[0]:.2f} -> {sizes[1]:.2f} MB")
+    stored = "int8" if values["float_layers_have_int8_weights"] else "float32"
+    print(
+        f"\nint8 operators {counts[0]} -> {counts[1]}, {sizes[0]:.2f} -> {sizes[1]:.2f} MB (float layers: {stored})"
+    )
 
 
 def _said(values: dict[str, Any], prefix: str) -> str:
     low, high = values[f"{prefix}_low_pp"], values[f"{prefix}_high_pp"]
-    return f"{values[f'{prefix}_drop_pp']:.2f} pp lost ({low:+.2f} to {high:+.2f}, n = {values[f'{prefix}_n']})"
+    return (
+        f"{values[f'{prefix}_drop_pp']:.2f} pp lost ({low:+.2f} to {high:+.2f}, n = {values[f'{prefix}_n']})"
+    )
 
 
 def _parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=RAW)
     parser.add_argument("--images", type=int, default=IMAGES, help="validation images the ranking counts")
     parser.add_argument("--observer", choices=get_args(Observer), help="default: quantize.observer")
     parser.add_argument("--budget-pp", type=float, help="find a skip list that keeps int8 within it of float")

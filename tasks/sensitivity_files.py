@@ -38,7 +38,7 @@ def write_csv(costs: Sequence[LayerCost], path: Path) -> None:
 
 
 def write_svg(costs: Sequence[LayerCost], path: Path) -> None:
-    """Loss alone with its interval, and the error in the logits; drawn here, no script: same costs, same bytes."""
+    """Loss alone with its interval, and the error in the logits; the same costs give the same bytes."""
     values = [_row(cost) for cost in costs]
     order = [cost.layer for cost in costs]
     title = f"accuracy lost alone (pp, 95 %, n = {costs[0].alone.n})"
@@ -51,9 +51,7 @@ def write_svg(costs: Sequence[LayerCost], path: Path) -> None:
         ),
     )
     zero = alt.Chart(alt.InlineData(values=[{"x": 0}])).mark_rule(color="#bbb").encode(x="x:Q")
-    spread = base.mark_rule().encode(
-        x=alt.X("alone_low_pp:Q", title=title), x2=alt.X2("alone_high_pp:Q")
-    )
+    spread = base.mark_rule().encode(x=alt.X("alone_low_pp:Q", title=title), x2=alt.X2("alone_high_pp:Q"))
     loss = zero + spread + base.mark_point(filled=True, size=40).encode(x="alone_drop_pp:Q")
     noise = base.mark_bar(height=8).encode(
         x=alt.X("logits_snr_db:Q", title="signal over error in the logits (dB)"),

@@ -3,6 +3,7 @@
 A tool module is pure functions plus a `main()` whose body stands inside `tool(NAME)`.
 """
 
+import argparse
 import contextlib
 import json
 import signal
@@ -14,6 +15,9 @@ from typing import Any, NoReturn
 from fleet.device.errors import INTERRUPTED, EdgeloopError
 from tasks.stage import read_params
 from tasks.workspace import check_environment, disk_full, only_process
+
+RAW = argparse.RawDescriptionHelpFormatter
+"""Keeps the lines of a module's docstring as they are in `--help`."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Images that make bad int8 scales or a flattering proof: noise, and images of the training or the test set."""
+"""Images that make bad int8 scales or a flattering proof: noise, and those trained or tested on."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fleet.device.preprocess import Preprocess
-from tasks.data.dataset import Dataset
-from tasks.data.shards import pixels_sha256
 
 Image = npt.NDArray[np.uint8]
 
@@ -60,6 +58,8 @@ class KnownImages:
     @classmethod
     def of(cls, prepared: Path, name: str) -> "KnownImages":
         """Read a prepared dataset; UserError where it is none."""
+        from tasks.data.dataset import Dataset  # with pandas, which most conversions do without
+
         dataset = Dataset.open(prepared)
         manifest = dataset.manifest
         splits = dict(zip(manifest["sha256"], manifest["split"], strict=True))
@@ -67,6 +67,8 @@ class KnownImages:
 
     def split_of(self, image: Image) -> str | None:
         """The split that a picture, uint8 RGB [H, W, 3], belongs to; None for a new one."""
+        from tasks.data.shards import pixels_sha256
+
         return self.splits.get(pixels_sha256(self.stored.resize(image)))
 
 
@@ -83,8 +85,8 @@ def overlap_warning(name: str, splits: Iterable[str | None]) -> str:
         return ""
     parts = " and ".join(f"{count} in the {what} set" for what, count in sorted(found.items()))
     return (
-        f"of {len(every)} calibration images {parts} of {name}: scales should be measured on images that the model"
-        " was neither fitted to nor is tested on"
+        f"of {len(every)} calibration images {parts} of {name}: scales should be measured on images that"
+        " the model was neither fitted to nor is tested on"
     )
 
 

@@ -13,14 +13,16 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Convert with a packed input, quantise, and run the result once on zeros."""
+    """Convert, quantise, and run the result once on zeros."""
     onnx, floating, int8, config, result = sys.argv[1:]
     import _tools
 
-    # The tool's ADMM writes past the end of an input of three planes (`malloc(): corrupted top size`); a packed
-    # input, which is what this option gives, has four.
-    packed = ["--keepInputFormat=0", "--bizCode", "edgeloop"]
-    _tools.mnnconvert(["mnnconvert", "-f", "ONNX", "--modelFile", onnx, "--MNNModel", floating, *packed])
+    options = ["--bizCode", "edgeloop"]
+    if json.loads(Path(config).read_text(encoding="utf-8"))["feature_quantize_method"] == "ADMM":
+        # ADMM writes past the end of an input of three planes (`malloc(): corrupted top size`); a packed
+        # input, which is what this option gives, has four.
+        options.append("--keepInputFormat=0")
+    _tools.mnnconvert(["mnnconvert", "-f", "ONNX", "--modelFile", onnx, "--MNNModel", floating, *options])
     _tools.mnnquant(["mnnquant", floating, int8, config])
     if not Path(int8).is_file():
         sys.exit("the tool wrote no file")

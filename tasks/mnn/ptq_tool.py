@@ -1,8 +1,9 @@
-"""MNN's own post-training quantisation behind a guard: a child process, all its words read, its graph audited.
+"""MNN's own post-training quantisation behind a guard: a child process, its words read, its graph audited.
 
-The tool says "Quantize model done!" over models that are still float, ignores the list of layers to skip in one
-of its three methods, and corrupts its heap in another: `quantise` turns each into an error or into a number one
-can read. It never goes through the wheel's command line, which installs packages and uploads arguments.
+The tool says "Quantize model done!" over models that are still float, ignores the list of layers to skip in
+one of its three methods, and corrupts its heap in another: `quantise` turns each into an error or into a
+number one can read. It never goes through the wheel's command line, which installs packages
+and uploads arguments.
 """
 
 import json
@@ -32,7 +33,9 @@ METHODS: tuple[Method, ...] = get_args(Method)
 _CHILD = Path(__file__).with_name("ptq_child.py")
 _BATCH = 32  # of EMA, which averages ranges over batches
 _CLAMP = 127
-_FAILURE = re.compile(r"\berror|\bfail|not support|unsupport|invalid|can't|cannot|abort|exception", re.IGNORECASE)
+_FAILURE = re.compile(
+    r"\berror|\bfail|not support|unsupport|invalid|can't|cannot|abort|exception", re.IGNORECASE
+)
 _NAMES = re.compile(r"Tensors *:|skip quant op name|Check it out ==> ")
 
 
@@ -72,7 +75,7 @@ def quantise(
         preprocess: How an image becomes an input.
         out: Where the int8 model goes, written only when it is one.
         method: How the tool finds activation scales.
-        skip: Operators to leave float: output tensors of the ONNX's layers.
+        skip: Operators to leave float: output tensors of the ONNX's layers. ADMM leaves the first one, too.
         timeout_s: Limit for the child; ADMM takes a fifth of a second an image and more.
 
     Raises:
@@ -89,6 +92,8 @@ def quantise(
         folder = Path(name)
         plain = _operators(onnx, folder)
         left = [op for op in plain if any(_is_of(op, tensor) for tensor in skip)]
+        if method == "ADMM":  # it cannot quantise what reads its packed input (see the child)
+            left += [op for op in plain[:1] if op not in left]
         config, made, result = folder / "config.json", folder / "int8.mnn", folder / "result.json"
         pictures = _write_images(images, preprocess, folder / "images")
         record = _config(pictures, len(images), preprocess, method, [op.name for op in left])
@@ -156,7 +161,7 @@ def _operators(onnx: Path, folder: Path) -> list[MnnOp]:
 
 
 def _is_of(op: MnnOp, tensor: str) -> bool:
-    """Whether an operator came from the ONNX node that writes `tensor`: a Gemm becomes a named convolution."""
+    """Whether an operator came from the ONNX node that writes `tensor`; a Gemm's name gets an ending."""
     return op.name == tensor or op.name.startswith(f"{tensor}__")
 
 

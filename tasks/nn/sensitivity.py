@@ -1,8 +1,8 @@
 """What int8 costs layer by layer: each quantised alone, and each left out, counted in right answers.
 
-A layer alone is a fake-quant model of its own, built by the engine's rules with every other layer skipped, so
-what the engine would do to the tensors around the layer is in its cost. Steps are those of the fully quantised
-model: they are what would be deployed.
+A layer alone is a fake-quant model of its own, built by the engine's rules with every other layer skipped,
+so what the engine would do to the tensors around the layer is in its cost. Steps are those of the fully
+quantised model: they are what would be deployed.
 """
 
 import math
@@ -40,8 +40,8 @@ class LayerCost:
     alone: Drop
     """Lost when it alone is quantised."""
     logits_snr_db: float
-    """Signal over error of the logits then, in decibels; 200 where there is no error. Unlike accuracy it tells
-    layers apart that flip no prediction, and unlike the layer's own error it is in one unit for all."""
+    """Signal over error of the logits then, in decibels; 200 where there is no error. Unlike accuracy it
+    tells layers apart that flip no prediction, and unlike the layer's own error it is one unit for all."""
     snr_db: float
     """Signal over error of the layer's own output."""
     cosine: float
@@ -55,6 +55,7 @@ class Trials:
 
     def __init__(
         self,
+        *,
         build: Callable[[], nn.Module],
         calibration: torch.Tensor,
         observer: Observer,
@@ -127,8 +128,8 @@ class Trials:
 def layer_costs(trials: Trials) -> list[LayerCost]:
     """Every layer's cost, the most sensitive first.
 
-    Layers whose loss alone is certain (its interval leaves out 0) come first, by that loss. All others are ties
-    as far as these images can tell, and follow by the error they leave in the logits.
+    Layers whose loss alone is certain (its interval leaves out 0) come first, by that loss. All others are
+    ties as far as these images can tell, and follow by the error they leave in the logits.
     """
     errors, everything = trials.errors(), trials.ask(trials.deployed(()).graph)
     found = []

@@ -27,8 +27,8 @@ class SkipList:
 
 
 def search(trials: Trials, ranked: Sequence[LayerCost], budget_pp: float) -> SkipList:
-    """Leave out layers, the most sensitive first, until the loss is within the budget; then take back what was
-    not needed.
+    """Leave out layers, the most sensitive first, until the loss is within the budget; then take back those
+    that were not needed.
 
     The budget is held against the observed loss: its interval is as wide as the images are few.
 
@@ -62,8 +62,8 @@ def search(trials: Trials, ranked: Sequence[LayerCost], budget_pp: float) -> Ski
         raise UserError(
             f"a budget of {budget_pp:g} pp: {most} of {len(ranked)} layers left out still lose"
             f" {after.drop_pp:.2f} pp; nearest was {nearest.drop_pp:.2f} pp (95 %: {nearest.low_pp:+.2f} to"
-            f" {nearest.high_pp:+.2f}, n = {nearest.n}) with {near_count} left out, of {before.drop_pp:.2f} pp"
-            " with none",
+            f" {nearest.high_pp:+.2f}, n = {nearest.n}) with {near_count} left out; with none"
+            f" {before.drop_pp:.2f} pp",
             allowed="a budget that leaving out at most half of the layers can meet",
             next_step="raise --budget-pp, try --observer, or train with quantize.epochs > 0 (QAT)",
         )
