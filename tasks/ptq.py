@@ -193,8 +193,8 @@ class Bench:
 
 def compare(
     start: Start, methods: Sequence[str], counts: Sequence[int], *, timeout_s: float = TIMEOUT_S
-) -> list[Row]:
-    """Quantise with every method on every calibration set, and measure all of them.
+) -> Iterator[Row]:
+    """Quantise with every method on every calibration set, and measure each.
 
     Args:
         start: Of a built workspace, the working directory.
@@ -207,29 +207,28 @@ def compare(
         EngineError: a model that the workspace built does not run.
     """
     bench = Bench.of(start, timeout_s)
-    rows = bench.built()
+    yield from bench.built()
     for calibration in calibrations(start, counts):
         if calibration.warning:
             print(f"ptq: {calibration.name}: {calibration.warning}", file=sys.stderr)
-        rows += [bench.row(method, calibration) for method in methods]
-    return rows
+        yield from (bench.row(method, calibration) for method in methods)
 
 
 def calibrations(start: Start, counts: Sequence[int]) -> Iterator[Calibration]:
-    """The scene's images at each count, then the two bad cases.
+    """The scene's images, the two bad cases beside them, then more of the scene's.
 
     The scene's are the split `calibration`, and where it is too small the split `val` without its labels: no
     weight was fitted to it. Never train or test.
     """
     scene = [start.split("calibration"), start.split("val")]
     available = sum(map(len, scene))
-    for count in dict.fromkeys(min(count, available) for count in counts):
+    first, *others = dict.fromkeys(min(count, available) for count in counts)
+    size, rng = start.dataset.stored_size, np.random.default_rng(0)
+    yield _checked(start, "scene", _first(scene, first))
+    yield _checked(start, "noise", rng.integers(0, 256, (first, size, size, 3), np.uint8))
+    yield _checked(start, "train", _first([start.split("train")], first))
+    for count in others:
         yield _checked(start, "scene", _first(scene, count))
-    count = min(counts[0], available)
-    size = start.dataset.stored_size
-    rng = np.random.default_rng(0)
-    yield _checked(start, "noise", rng.integers(0, 256, (count, size, size, 3), np.uint8))
-    yield _checked(start, "train", _first([start.split("train")], count))
 
 
 def _first(splits: Sequence[Split], count: int) -> Images:
@@ -314,7 +313,7 @@ def main() -> None:
             raise UserError(
                 f"--images {min(asked.images)}", allowed="counts from 1", next_step="correct --images"
             )
-        rows = compare(Start.of_workspace(), asked.methods, asked.images, timeout_s=asked.timeout)
+        rows = list(compare(Start.of_workspace(), asked.methods, asked.images, timeout_s=asked.timeout))
         write_json(REPORTS / "ptq.json", report(rows))
         if asked.json:
             print_json(report(rows))

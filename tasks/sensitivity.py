@@ -43,8 +43,8 @@ class InEngine:
     before_size_bytes: int
     after_size_bytes: int
     float_layers_have_int8_weights: bool
-    """With the skip list. The engine takes a convolution with int8 weights between two int8 tensors for an int8
-    one, so a list that makes such a layer leaves the weights of all float layers in float32: a larger file."""
+    """With the skip list. The engine takes a convolution with int8 weights between two int8 tensors for an
+    int8 one, so a list that makes such a layer leaves all float layers' weights in float32: a larger file."""
 
 
 def trials_of(start: Start, observer: Observer, images: int | None) -> Trials:
@@ -188,9 +188,8 @@ def _print_skip(values: dict[str, Any]) -> None:
     counts = [values[f"{when}_int8_ops_count"] for when in ("before", "after")]
     sizes = [values[f"{when}_size_bytes"] / 1e6 for when in ("before", "after")]
     stored = "int8" if values["float_layers_have_int8_weights"] else "float32"
-    print(
-        f"\nint8 operators {counts[0]} -> {counts[1]}, {sizes[0]:.2f} -> {sizes[1]:.2f} MB (float layers: {stored})"
-    )
+    print(f"\nint8 operators {counts[0]} -> {counts[1]}, {sizes[0]:.2f} -> {sizes[1]:.2f} MB", end="")
+    print(f" (weights of the float layers with the list: {stored})")
 
 
 def _said(values: dict[str, Any], prefix: str) -> str:

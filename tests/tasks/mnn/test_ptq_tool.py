@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_other_images_give_other_scales(onnx, images, tmp_path):
     """The tool reads the images it is given: noise is not digits."""
     pre = parent().preprocess
     noise = np.random.default_rng(0).integers(0, 256, images.shape, np.uint8)
-    quantise(onnx, images, pre, tmp_path / "a.mnn", "KL")
+    assert len(quantise(onnx, images, pre, tmp_path / "a.mnn", "KL").int8_layers) == 54
     quantise(onnx, noise, pre, tmp_path / "b.mnn", "KL")
     ours, theirs = dump(tmp_path / "a.mnn").scales, dump(tmp_path / "b.mnn").scales
     assert set(ours) == set(theirs)
@@ -108,12 +109,14 @@ def test_no_images_and_no_time_are_said(onnx, images, tmp_path):
         ("sys.exit('the tool wrote no file')", "exited with 1"),
     ],
 )
-def test_what_the_tool_does_wrong_is_an_error(said, expected, onnx, images, tmp_path, monkeypatch):
+def test_what_the_tool_does_wrong_is_an_error(said, expected, onnx, images, tmp_path):
     """Crashes, complaints over a written file, and no file: each is told with the tool's words."""
     child = tmp_path / "child.py"
     child.write_text(f"import sys\n{said}\n")
-    monkeypatch.setattr(ptq_tool, "_CHILD", child)
-    with pytest.raises(EngineError, match=expected):
+    with (
+        mock.patch.object(ptq_tool, "_CHILD", child),
+        pytest.raises(EngineError, match=expected),
+    ):
         quantise(onnx, images, parent().preprocess, tmp_path / "x.mnn", "KL")
     assert not (tmp_path / "x.mnn").exists()
 
