@@ -101,8 +101,8 @@ def test_calibration_images_come_from_where_they_may(start):
 
 
 def test_skipped_layers_stay_float_in_the_engine(start, tmp_path):
-    """A squeeze-excite block's layer, a depthwise one, a pattern: none runs in int8, and the engine answers as
-    the fake-quant model does.
+    """A squeeze-excite block's layer, a depthwise one, a pattern: none runs in int8, and the engine answers
+    as the fake-quant model does.
     """
     skip = ("first", "last", "features.1.block.1.fc1", "features.4.block.1.0", "features.9.*")
     images = inputs_of(start.split("calibration").images(range(60)), start.preprocess)
