@@ -17,7 +17,7 @@ from cyclopts import App, CycloptsError, Parameter
 from fleet.device.errors import EdgeloopError, UserError
 from fleet.lab.flags import FLAGS
 from flows.interrupt import as_ctrl_c, leave
-from tasks.workspace import disk_full, find_workspace, repository
+from tasks.workspace import disk_full, find_workspace, repository, workspaces
 
 if TYPE_CHECKING:
     from flows.build import Built
@@ -133,6 +133,11 @@ def convert(
         calibration=calibration,
         preprocess=read_preprocess(preprocess) if preprocess else None,
         shapes=shape,
+        datasets={
+            name: path
+            for name, w in workspaces(repository()).items()
+            if (path := w.path / "data/prepared").is_dir()
+        },
     )
     print(json.dumps(result.to_dict(), indent=1) if as_json else summary(result))
     return 0 if result.ok else EdgeloopError.exit_code

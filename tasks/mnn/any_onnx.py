@@ -4,6 +4,7 @@ Read and check, look for what is known to go wrong, convert in a child process, 
 prove parity with ONNX Runtime on several inputs, repeated, at several shapes. Only then does the file appear.
 """
 
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ import onnx
 
 from fleet.device.errors import EngineError, UserError
 from fleet.device.preprocess import Preprocess
-from tasks.mnn.calibration import open_calibration
+from tasks.mnn.calibration import Calibration, open_calibration
+from tasks.mnn.calibration_checks import KnownImages
 from tasks.mnn.converter import publish
 from tasks.mnn.onnx_inputs import graph_inputs, parse_shapes
 from tasks.mnn.onnx_job import Job
@@ -78,6 +80,7 @@ def convert_any(
     shapes: Sequence[str] = (),
     runs: int = RUNS,
     seed: int = 0,
+    datasets: Mapping[str, Path] | None = None,
 ) -> AnyConversion:
     """Convert `onnx_path` to `out` if, and only if, the result can be shown to compute the same.
 
@@ -94,6 +97,7 @@ def convert_any(
             when empty.
         runs: Random input sets a shape.
         seed: Of the random inputs.
+        datasets: Prepared datasets by name: calibration on their training or test images is warned about.
 
     Returns:
         The result; `ok` is False when the engine, its converter or the proof failed.
@@ -116,6 +120,7 @@ def convert_any(
             images = (
                 open_calibration(calibration, graph_inputs(model), preprocess, asked) if calibration else None
             )
+            said = _checked(images, datasets or {}) if int8 and images else []
             proven = job.run(Inputs(shapes=asked, runs=runs, seed=seed), images, int8=int8)
         except EngineError as error:
             unsupported, reason = job.explain(error)
@@ -134,7 +139,7 @@ def convert_any(
         ops=ops,
         unsupported=[],
         parity=proven.parity,
-        reason="; ".join([*proven.notes, *([f"{int8_count} layers compute in int8"] if int8 else [])]),
+        reason="; ".join([*said, *proven.notes, *([f"{int8_count} layers compute in int8"] if int8 else [])]),
         notes=proven.notes,
         layers=proven.layers,
     )
@@ -146,6 +151,20 @@ def _no_memory(onnx_path: Path) -> UserError:
         allowed="a model whose outputs fit into memory for each of a dozen input sets",
         next_step="give a smaller --shape, or convert on a machine with more memory",
     )
+
+
+def _checked(images: Calibration, datasets: Mapping[str, Path]) -> list[str]:
+    """What is wrong with the calibration images; on stderr, too, where a program's user sees it."""
+    known, notes = [], []
+    for name, prepared in datasets.items():
+        try:
+            known.append(KnownImages.of(prepared, f"the dataset of {name}"))
+        except UserError as error:
+            notes.append(f"calibration images not compared with the dataset of {name}: {error.got}")
+    notes += images.warnings(known)
+    for note in notes:
+        print(f"convert: {note}", file=sys.stderr)
+    return notes
 
 
 def _check_out(onnx_path: Path, out: Path) -> None:

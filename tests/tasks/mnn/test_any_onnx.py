@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nn.digit_set import write_digits
 from onnx import TensorProto, helper
 from onnx_graphs import graph, node, save, weights
 from PIL import Image
@@ -16,6 +17,7 @@ from torch import nn
 from fleet.device.engine import Session
 from fleet.device.errors import EngineError, UserError
 from fleet.device.preprocess import Preprocess
+from tasks.data.dataset import Dataset
 from tasks.mnn.any_onnx import convert_any
 from tasks.mnn.calibration import Calibration
 from tasks.mnn.onnx_ptq import fold, quantisable, quantise
@@ -280,6 +282,30 @@ def test_few_calibration_images_are_said(classifier, tmp_path):
     assert result.ok, result.reason
     assert "calibrated on 9 images" in result.reason
     assert "100" in result.reason
+
+
+def test_bad_calibration_images_are_said(classifier, tmp_path, capsys):
+    """Noise, and images that a dataset trains on: converted, with the warning in result and log; a dataset
+    that cannot be read is named and stops nothing.
+    """
+    prepared = write_digits(tmp_path / "prepared", {"train": 6, "calibration": 3, "test": 3}, size_px=16)
+    folder, rng = _images(tmp_path / "i", 12, 16), np.random.default_rng(0)
+    for index, image in enumerate(Dataset.open(prepared).split("train").images(range(6))):
+        Image.fromarray(image).save(folder / f"digit{index}.png")
+    for index in range(4):
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(folder / f"noise{index}.png")
+    datasets = {"digits": prepared, "broken": tmp_path}
+    out = tmp_path / "m.mnn"
+    result = convert_any(classifier, out, int8=True, calibration=folder, datasets=datasets)
+    assert result.ok, result.reason
+    said = capsys.readouterr().err
+    for expected in (
+        "4 of 22 calibration images look like noise",
+        "of 22 calibration images 6 in the training set of the dataset of digits",
+        "calibration images not compared with the dataset of broken",
+    ):
+        assert expected in result.reason
+        assert expected in said
 
 
 def test_a_calibration_image_that_does_not_open_is_named(classifier, tmp_path):
