@@ -8,6 +8,7 @@ from flows.doctor.engine import check_engine_wheel, check_engine_works
 from flows.doctor.environment import check_machine, check_packages, check_python
 from flows.doctor.finding import Finding
 from flows.doctor.services import check_tracking
+from flows.doctor.table import print_findings
 from flows.doctor.workspace import check_other_workspaces, check_repository, check_workspace
 from tasks.workspace import Workspace
 
@@ -49,12 +50,5 @@ def run(workspace: Workspace, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"ok": not bad, "findings": [asdict(f) for f in findings]}, indent=1))
     else:
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("check", "status", "found", "next step", box=None, pad_edge=False)
-        style = {"ok": "green", "warning": "yellow", "problem": "bold red"}
-        for f in findings:
-            table.add_row(f.check, f"[{style[f.status]}]{f.status}[/]", f.found, f.next_step)
-        Console().print(table)
+        print_findings(findings)
     return 2 if bad else 0
