@@ -78,12 +78,10 @@ def check_phone_home() -> Iterator[Finding]:
     elsewhere = [] if installed else _other_log_clients()
     on_path = [name for name in _PROGRAMS if shutil.which(name)]
     if installed:
-        found = (
-            f"{_LOG_CLIENT} is installed here: MNN's own command line was run, and reports home from now on"
-        )
+        found = f"{_LOG_CLIENT} is installed here: MNN's own command line was run and can report home"
         step = f"`{sys.executable} -m pip uninstall {_LOG_CLIENT}`, and convert with `edgeloop convert`"
     elif elsewhere:
-        found = f"{_LOG_CLIENT} lies in {elsewhere[0]}: MNN's own command line installed it with the `pip` of PATH"
+        found = f"{_LOG_CLIENT} lies in {elsewhere[0]}: MNN's own command line installed it there"
         step = f"uninstall {_LOG_CLIENT} from that Python, and convert with `edgeloop convert`"
     else:
         found, step = f"no {_LOG_CLIENT}: MNN's logger cannot run", ""

@@ -96,20 +96,16 @@ def _missing_files(name: str) -> list[str]:
 
 
 def check_pip() -> Iterator[Finding]:
-    """Which environment a bare `pip` changes, and what steers it; values are not shown, they hold passwords."""
+    """Which environment a bare `pip` changes, and what steers it, by name: the values may hold passwords."""
     on_path = shutil.which("pip")
     own = on_path is not None and Path(on_path).parent == Path(sys.executable).parent
     steering = sorted(name for name in os.environ if name.startswith("PIP_"))
     files = [Path(name).expanduser() for name in _PIP_FILES] + [Path(sys.prefix) / "pip.conf"]
     steering += [str(path) for path in files if exists(path)]
     also = f"; steered by {', '.join(steering)}" if steering else ""
-    what = "this environment's" if own else "of another environment, which a bare `pip install` changes"
-    yield Finding(
-        check="pip on PATH",
-        status="ok" if own or on_path is None else "warning",
-        found=f"{on_path}: {what}{also}" if on_path else f"no `pip` on PATH{also}",
-        next_step="" if own or on_path is None else f"install with `{sys.executable} -m pip`, if at all",
-    )
+    whose = "this environment's" if own else "of another environment"
+    found = f"{on_path}, {whose}" if on_path else "none"
+    yield Finding(check="pip on PATH", status="ok", found=f"{found}; edgeloop never calls it{also}")
 
 
 def check_machine(root: Path) -> Iterator[Finding]:

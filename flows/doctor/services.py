@@ -121,10 +121,10 @@ def _schema(database: Path) -> Finding:
 def _revisions() -> tuple[set[str], set[str]]:
     """All revisions of the installed MLflow's schema and the newest; read, as importing it takes seconds."""
     spec = importlib.util.find_spec("mlflow")
-    folder = (
-        Path((spec.submodule_search_locations or [""])[0] if spec else "") / "store/db_migrations/versions"
-    )
-    revisions, earlier = set(), set()
+    places = (spec.submodule_search_locations if spec else None) or [""]
+    folder = Path(places[0]) / "store" / "db_migrations" / "versions"
+    revisions: set[str] = set()
+    earlier: set[str] = set()
     for file in folder.glob("*.py"):
         for down, value in _REVISION.findall(file.read_text(encoding="utf-8")):
             (earlier if down else revisions).update(re.findall(r"[\"'](\w+)[\"']", value))
