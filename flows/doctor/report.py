@@ -6,16 +6,16 @@ environment it may crash. This process needs Python alone.
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 
 from flows.doctor.engine import check_engine_wheel, check_phone_home
 from flows.doctor.environment import check_machine, check_packages, check_pip, check_python
 from flows.doctor.finding import Finding, guarded, in_child
 from flows.doctor.locks import check_locks, check_undelivered
 from flows.doctor.repository import check_dvc, check_git, check_writable
-from flows.doctor.services import check_mlflow, check_prefect
 from flows.doctor.table import print_findings
 from tasks.workspace import Workspace
 
@@ -39,8 +39,7 @@ def examine(workspace: Workspace) -> list[Finding]:
         "dvc": lambda: check_dvc(root),
         "locks": lambda: check_locks(workspace),
         "undelivered": lambda: check_undelivered(root),
-        "mlflow": lambda: check_mlflow(root),
-        "prefect": lambda: check_prefect(root),
+        "services": lambda: _check_services(root),
     }
     with ThreadPoolExecutor(2) as pool:
         engine = pool.submit(in_child, "engine", "flows.doctor.engine", timeout_s=_ENGINE_LIMIT_S)
@@ -51,6 +50,13 @@ def examine(workspace: Workspace) -> list[Finding]:
         here["engine phone-home"] += engine.result()
         here["locks"] = stages.result() + here["locks"]
     return [finding for found in here.values() for finding in found]
+
+
+def _check_services(root: Path) -> Iterator[Finding]:
+    from flows.doctor.services import check_mlflow, check_prefect  # they need packages of others
+
+    yield from check_mlflow(root)
+    yield from check_prefect(root)
 
 
 def run(workspace: Workspace, *, as_json: bool) -> int:
