@@ -191,15 +191,42 @@ def bench(
 
 
 @app.command
-def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
-    """Say what is missing or wrong in this set-up, and how to mend it.
+def doctor(
+    *,
+    preprocess: Path | None = None,
+    model: str | None = None,
+    record: Path | None = None,
+    images: int | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Say what is missing or wrong in this set-up, or in how images are prepared, and how to mend it.
 
     Args:
+        preprocess: A folder of images, best as CLASS/IMAGE: look only at how a model wants images prepared,
+            and name what is different.
+        model: With `--preprocess`: an .mnn file, or a variant of the workspace. Default: its most accurate.
+        record: With `--preprocess`: how your app prepares images: JSON, as `preprocess` in a model card.
+            Default: what the model's card says.
+        images: With `--preprocess`: how many to use at most. Default: 200.
         as_json: Print the findings as JSON.
     """
-    from flows.doctor.report import run
+    from flows.doctor import report
 
-    return run(find_workspace(None), as_json=as_json)
+    workspace = find_workspace(None)
+    if preprocess is None:
+        for option, value in (("--model", model), ("--record", record), ("--images", images)):
+            if value is not None:
+                raise UserError(
+                    f"{option} without --preprocess",
+                    allowed="with `--preprocess IMAGE_DIR`",
+                    next_step="name the folder of images that the model is to be held against",
+                )
+        return report.run(workspace, as_json=as_json)
+    from flows.doctor import preprocess_page
+
+    return preprocess_page.run(
+        workspace, preprocess, model=model, record=record, images=images, as_json=as_json
+    )
 
 
 @app.command

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.device.engine import ENGINE_VERSION
+from fleet.device.host_id import host_id
 from fleet.device.program import answer
 
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "asimd", "asimddp", "i8mm", "fphp")
@@ -17,9 +18,10 @@ _ENGINE_FILES = ("_mnncengine.", "mnn.libs/")  # of the wheel; its converter doe
 
 
 def identity() -> dict[str, Any]:
-    """SoC, memory, OS build, engine version and size, governor."""
+    """Which host it is, SoC, memory, OS build, engine version and size, governor."""
     cpu, flags = _cpu()
     return {
+        "host": host_id(),
         "soc": cpu,
         "cpu_flags": " ".join(flags),
         "cores_count": os.cpu_count() or 1,
