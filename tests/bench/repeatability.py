@@ -36,8 +36,8 @@ _TEXT = (
     f" times, divide; `median of {NAIVE_INFERENCES}` is of the same inferences. `protocol` is"
     f" `edgeloop bench`: warm-up, {QUERIES} samples from {ROUNDS} fresh processes, both models in turns; P50,"
     " and P50 over P50 in the same round, the median of the rounds. The two kinds took turns, too."
-    " `deviation` is the standard deviation over the mean; `flagged` is how many the protocol itself called not valid: the load says how"
-    " busy the machine was with other work."
+    " `deviation` is the standard deviation over the mean; `flagged` is how many the protocol itself called"
+    " not valid: the load says how busy the machine was with other work."
 )
 
 
