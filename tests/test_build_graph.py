@@ -39,6 +39,13 @@ def test_an_edit_of_the_gate_retrains_nothing():
     assert [stage for stage in GRAPH if "champion" in GRAPH[stage]["deps"]] == ["gate"]
 
 
+def test_how_a_benchmark_is_judged_retrains_nothing():
+    """Pruning measures its ladder, but statistics, flags and profiles are the benchmark's alone."""
+    names = ("lab/flags", "lab/layers", "lab/measurement", "lab/statistics", "lab/validity", "device/profile")
+    judging = {f"fleet/{name}.py" for name in names}
+    assert {stage for stage in GRAPH if judging & _code_deps(stage)} == {"benchmark"}
+
+
 def test_excluded_modules_are_in_no_stage():
     """The stage frame, tracking, progress and errors are dependencies of no stage."""
     frame = {"tasks/stage.py", "tasks/tracking.py", "tasks/progress.py", "fleet/device/errors.py"}

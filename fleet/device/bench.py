@@ -78,6 +78,27 @@ class RawRun:
         return cls(**{field.name: record[field.name] for field in fields(cls)})
 
 
+def open_model(model: Path, config: RuntimeConfig, shapes: Mapping[str, tuple[int, ...]]) -> Session:
+    """A session with the shapes that its user gave for some inputs.
+
+    Raises:
+        UserError: no model file, no such input, or a shape of another rank, which the engine would run.
+        EngineError: the engine cannot build the model, or not for these shapes.
+    """
+    session = Session(model, config=config)
+    declared = session.inputs if shapes else {}
+    for name, shape in shapes.items():
+        if name in declared and len(declared[name].shape) not in (0, len(shape)):
+            raise UserError(
+                f"input {name} with shape {shape} for {model.name}",
+                allowed=f"{len(declared[name].shape)} extents: the model declares {declared[name].shape}",
+                next_step="give the shape all its extents, the batch included",
+            )
+    if shapes:
+        session.resize(shapes)
+    return session
+
+
 def random_feeds(session: Session, rng: np.random.Generator) -> dict[str, Array]:
     """Normal noise for every float input, zeros for integers: as indices they are always valid.
 
@@ -215,7 +236,7 @@ def run(
         EngineError: the model does not run.
     """
     before, start = _Readings(), time.perf_counter()
-    with Session(model, config=config, shapes=shapes) as session:
+    with open_model(model, config, shapes or {}) as session:
         load_s, loaded_mb = time.perf_counter() - start, resident_mb()
         feeds = random_feeds(session, np.random.default_rng(seed))
         if preprocess:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fleet.device.bench import random_feeds, warm_up
-from fleet.device.engine import OpRun, RuntimeConfig, Session
+from fleet.device.bench import open_model, random_feeds, warm_up
+from fleet.device.engine import OpRun, RuntimeConfig
 from fleet.device.program import answer
 
 
@@ -44,7 +44,7 @@ def profile(
     Raises:
         UserError, EngineError: as `fleet.device.bench.run`.
     """
-    with Session(model, config=config, shapes=shapes) as session:
+    with open_model(model, config, shapes or {}) as session:
         feeds = random_feeds(session, np.random.default_rng(seed))
         warm_up(lambda: sum(op.duration_ms for op in session.trace(feeds)[1]) / 1e3)
         times: dict[tuple[str, str, int], list[float]] = defaultdict(list)

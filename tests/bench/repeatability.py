@@ -23,35 +23,40 @@ from fleet.lab.schedule import Job, measure
 REPEATS = 10
 NAIVE_INFERENCES = 10
 QUERIES, ROUNDS = 500, 4
+NAIVE = {
+    f"mean of {NAIVE_INFERENCES}": statistics.mean,
+    f"median of {NAIVE_INFERENCES}": statistics.median,
+}
 KINDS = ("p0-fp32", "p30-i8")
 """Of the variants, the largest and the smallest."""
 
 _TEXT = (
     f"Each row is {REPEATS} measurements of one thing, one after the other on one thread."
     f" `mean of {NAIVE_INFERENCES}` is what a quick script does: open the model, run it {NAIVE_INFERENCES}"
-    f" times, divide. `protocol` is `edgeloop bench`: warm-up, {QUERIES} samples from {ROUNDS} fresh"
-    " processes, both models in turns; P50, and P50 over P50 in the same round, the median of the rounds. The"
-    " two kinds took turns, too. `deviation` is the standard deviation over the mean; `flagged` is how many"
-    " the protocol itself called not valid: the load says how busy the machine was with other work."
+    f" times, divide; `median of {NAIVE_INFERENCES}` is of the same inferences. `protocol` is"
+    f" `edgeloop bench`: warm-up, {QUERIES} samples from {ROUNDS} fresh processes, both models in turns; P50,"
+    " and P50 over P50 in the same round, the median of the rounds. The two kinds took turns, too."
+    " `deviation` is the standard deviation over the mean; `flagged` is how many the protocol itself called"
+    " not valid: the load says how busy the machine was with other work."
 )
 
 
-def naive_ms(model: Path) -> float:
-    """Open the model, run it ten times at once, divide: in a fresh process."""
+def naive_ms(model: Path) -> list[float]:
+    """Open the model and run it ten times at once: in a fresh process."""
     done = subprocess.run(
         [sys.executable, __file__, str(model)], check=True, capture_output=True, text=True, timeout=600
     )
-    return float(done.stdout)
+    return [float(text) for text in done.stdout.split()]
 
 
 def naive_child(model: Path) -> None:
     """What `naive_ms` runs."""
     with Session(model) as session:
         feeds = {name: np.zeros(spec.shape, np.float32) for name, spec in session.inputs.items()}
-        start = time.perf_counter()
         for _ in range(NAIVE_INFERENCES):
+            start = time.perf_counter()
             session.run(feeds)
-        print((time.perf_counter() - start) * 1e3 / NAIVE_INFERENCES)
+            print((time.perf_counter() - start) * 1e3)
 
 
 def protocol(models: list[Path]) -> list[Measurement]:
@@ -79,7 +84,7 @@ def main() -> None:
     """Measure in turns and write the result."""
     folders = [next(Path("models/mnn").glob(f"*-{kind}-*")) for kind in KINDS]
     models = [folder / "model.mnn" for folder in folders]
-    naive: list[list[float]] = []
+    naive: list[list[list[float]]] = []
     careful: list[list[Measurement]] = []
     before = conditions()["load_average_1min"]
     for repeat in range(REPEATS):
@@ -90,13 +95,13 @@ def main() -> None:
     for index, folder in enumerate(folders):
         p50s = [measured[index] for measured in careful]
         flagged = f"{sum(bool(m.flags) for m in p50s)} of {REPEATS}"
-        rows.append(
-            row(f"{folder.name}, ms", f"mean of {NAIVE_INFERENCES}", [one[index] for one in naive], "-")
-        )
+        for how, of in NAIVE.items():
+            rows.append(row(f"{folder.name}, ms", how, [of(samples[index]) for samples in naive], "-"))
         rows.append(row(f"{folder.name}, ms", "protocol, P50", [m.p50_ms for m in p50s], flagged))
     ratio = f"{KINDS[1]} / {KINDS[0]}"
     flagged = f"{sum(any(m.flags for m in measured) for measured in careful)} of {REPEATS}"
-    rows.append(row(ratio, f"mean of {NAIVE_INFERENCES}", [small / large for large, small in naive], "-"))
+    for how, of in NAIVE.items():
+        rows.append(row(ratio, how, [of(small) / of(large) for large, small in naive], "-"))
     by_rounds = [_ratio(large, small) for large, small in careful]
     rows.append(row(ratio, "protocol, by rounds", by_rounds, flagged))
     write(

@@ -48,6 +48,14 @@ def test_an_unknown_input_is_named(model):
     assert "'input'" in error.value.allowed
 
 
+def test_a_shape_with_too_few_extents_is_refused(model, open_model):
+    """The engine would run it and time nonsense; other extents of a closed input are its user's choice."""
+    for path in (model, open_model):
+        with pytest.raises(UserError, match="4 extents"):
+            bench(Job(model=path, shapes={"input": (1, 3)}))
+    assert bench(Job(model=model, shapes={"input": (1, 3, 20, 20)})).inputs == {"input": [1, 3, 20, 20]}
+
+
 def test_a_record_for_another_size_is_refused(model):
     """Before anything is measured."""
     with pytest.raises(UserError, match=r"\(1, 3, 32, 32\)"):
