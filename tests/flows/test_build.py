@@ -86,9 +86,7 @@ def test_data_docs_that_are_gone_come_back_and_are_then_left_alone(tiny_build, t
     index = (docs / "index.html").read_bytes()
     shutil.rmtree(docs)
     digest = _outs(workspace)["validate"]["reports/data_docs"]
-    (
-        clone / ".dvc" / "cache" / "files" / "md5" / digest[:2] / digest[2:]
-    ).unlink()  # nor can DVC restore them
+    (clone / ".dvc" / "cache" / "files" / "md5" / digest[:2] / digest[2:]).unlink()  # nor has DVC them
     done = edgeloop(clone, "build", "--preset", "tiny")
     assert done.returncode == 0, done.stderr
     assert _ran(done.stderr) == ["validate", "probe@local"]  # the last runs in every walk
