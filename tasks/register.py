@@ -100,7 +100,8 @@ def release_tags(workspace: Workspace, build_id: str, sha256: str) -> dict[str, 
     """What a reviewer, or a program, needs to walk from a version to its origin and back."""
     path = workspace.path
     params = yaml.safe_load((path / "params.yaml").read_text(encoding="utf-8"))
-    config = RuntimeConfig(threads=(params["benchmark"] or {}).get("threads", 1))
+    configs = (params["benchmark"] or {}).get("configs") or [{}]
+    config = RuntimeConfig(**configs[0])  # the first one is bound to the release
     config_sha256 = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode()).hexdigest()
     cards = {p.parent.name: read_json(p) for p in sorted((path / "models" / "mnn").glob("*/card.json"))}
     train = provenance.inputs_locked(path)["train"]

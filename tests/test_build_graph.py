@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,17 @@ def test_deps_are_the_modules_a_stage_reads(stage):
 
 
 def test_an_edit_of_the_gate_retrains_nothing():
-    """No stage before the gate depends on the gate's module."""
-    assert [stage for stage in GRAPH if "tasks/gate.py" in _code_deps(stage)] == ["gate"]
+    """No stage before the gate depends on the gate's modules or on the champion."""
+    own = re.compile(r"tasks/(gate|champion|judge/\w+)\.py")
+    assert [stage for stage in GRAPH if any(map(own.fullmatch, _code_deps(stage)))] == ["gate"]
+    assert [stage for stage in GRAPH if "champion" in GRAPH[stage]["deps"]] == ["gate"]
+
+
+def test_how_a_benchmark_is_judged_retrains_nothing():
+    """Pruning measures its ladder, but statistics, flags and profiles are the benchmark's alone."""
+    names = ("lab/flags", "lab/layers", "lab/measurement", "lab/statistics", "lab/validity", "device/profile")
+    judging = {f"fleet/{name}.py" for name in names}
+    assert {stage for stage in GRAPH if judging & _code_deps(stage)} == {"benchmark"}
 
 
 def test_excluded_modules_are_in_no_stage():
@@ -78,15 +88,18 @@ def test_stages_run_by_module_and_depend_on_their_own_section():
         assert entry["params"] == [stage]
 
 
-def test_reports_are_kept_in_git_and_models_in_dvc():
-    """Outs under reports/ are not cached by DVC; all others are."""
+def test_what_git_ignores_is_kept_in_dvc():
+    """Outs that git keeps are not cached by DVC; all others are, and models and data are among them."""
     for entry in GRAPH.values():
         outs = [out for kind in ("outs", "metrics", "plots") for out in entry.get(kind, ())]
         for out in outs:
             path, cached = (
                 (out, True) if isinstance(out, str) else (next(iter(out)), next(iter(out.values()))["cache"])
             )
-            assert path.startswith("reports/") is not cached, path
+            path = path.replace("${item.device}", "local")
+            ignored = subprocess.run(["git", "check-ignore", "--quiet", path], cwd=ROOT, check=False)
+            assert (ignored.returncode == 0) is cached, path
+            assert cached or path.startswith("reports/"), path
 
 
 def test_stage_mains_are_short():

@@ -5,17 +5,18 @@ training script or an app does is another, and the steps in which the two differ
 """
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image
 
 from fleet.device.errors import UserError
 from fleet.device.preprocess import Preprocess
+from tasks.data.decode import Unusable, decode
 
 Pixels = npt.NDArray[np.uint8]
 """uint8 RGB [H, W, 3]."""
@@ -23,6 +24,7 @@ Tensor = npt.NDArray[Any]
 Picture = Pixels | bytes
 """Decoded pixels, or the bytes of an image file, of which the decoder is one more step."""
 _Resize = Callable[[Pixels, tuple[int, int]], Pixels]  # (image, (width, height))
+_ORIENTATION = 0x0112  # EXIF tag; 1: as stored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,13 @@ class Normalization:
     name: str
     scale: tuple[float, ...]
     offset: tuple[float, ...]
+
+    @property
+    def formula(self) -> str:
+        """How to compute it."""
+        std = 1 / (255 * np.asarray(self.scale))
+        mean = -np.asarray(self.offset) * std
+        return f"(pixel / 255 - {_numbers(mean)}) / {_numbers(std)}"
 
     def apply(self, pixels_HWC: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """[H, W, 3] -> float64 [H, W, 3]."""
@@ -58,14 +67,17 @@ class Pipeline:
 
     def apply(self, picture: Picture) -> npt.NDArray[np.float32]:
         """The model input; the shape is that of the layout."""
-        pixels = self.pixels(picture)
+        return self.pack(self.pixels(picture))
+
+    def pack(self, pixels: Pixels) -> npt.NDArray[np.float32]:
+        """The model input from the geometric part's pixels."""
         ordered = pixels if self.color_order == "RGB" else pixels[..., ::-1]
         return LAYOUTS[self.layout].pack(self.normalization.apply(ordered).astype(np.float32))
 
     def differences(self, claimed: "Pipeline") -> tuple[str, ...]:
         """The steps that are not as claimed, named: `colour order BGR instead of RGB`."""
         return tuple(
-            f"{STEPS[field.name]} {_label(mine)} instead of {_label(theirs)}"
+            f"{STEPS[field.name]} {label(mine)} instead of {label(theirs)}"
             for field in fields(self)
             if (mine := getattr(self, field.name)) != (theirs := getattr(claimed, field.name))
         )
@@ -80,6 +92,9 @@ STEPS = {
     "normalization": "normalisation",
     "layout": "layout",
 }
+"""The fields of `Pipeline` in the words of messages."""
+GEOMETRY = ("decoder", "crop", "resize")
+"""Steps that change pixels, and accuracy by little; the others change what the numbers mean."""
 
 
 def claimed_pipeline(preprocess: Preprocess) -> Pipeline:
@@ -90,28 +105,27 @@ def claimed_pipeline(preprocess: Preprocess) -> Pipeline:
         crop="centre square",
         resize=preprocess.interpolation,
         color_order=preprocess.color_order,
-        normalization=_mean_std("mean {} and std {}", preprocess.mean, preprocess.std),
+        normalization=_normalization(preprocess.mean, preprocess.std),
         layout=preprocess.layout,
     )
 
 
-def alternatives(
-    claimed: Pipeline, preprocess: Preprocess, *, encoded: bool
-) -> Iterator[tuple[str, Pipeline]]:
-    """(step, pipeline) for every pipeline that differs from the claimed one in a single step.
+def alternatives(claimed: Pipeline, *records: Preprocess, encoded: bool) -> Iterator[tuple[str, Pipeline]]:
+    """(field, pipeline) for every pipeline that differs from the claimed one in a single step.
 
     Args:
-        claimed: From `claimed_pipeline`.
-        preprocess: The record it came from.
+        claimed: From `claimed_pipeline`, or one that differs from it.
+        records: Whose mean and std are tried too, of the first also the usual mistakes with them.
         encoded: Whether pictures are image files, so that decoders can differ.
     """
+    shape = LAYOUTS[claimed.layout].same_shape_as
     choices: dict[str, list[Any]] = {
         "decoder": list(DECODERS) if encoded else [],
         "crop": list(CROPS),
         "resize": list(RESIZERS),
         "color_order": ["RGB", "BGR"],
-        "normalization": normalizations(preprocess),
-        "layout": [name for name in LAYOUTS if LAYOUTS[name].same_shape_as == claimed.layout],
+        "normalization": normalizations(*records),
+        "layout": [name for name in LAYOUTS if LAYOUTS[name].same_shape_as == shape],
     }
     for step, values in choices.items():
         for value in values:
@@ -119,37 +133,56 @@ def alternatives(
                 yield step, replace(claimed, **{step: value})
 
 
-def normalizations(preprocess: Preprocess) -> list[Normalization]:
-    """The claimed normalisation, other usual ones, and the usual mistakes with the claimed mean and std."""
-    mean, std, none, one = preprocess.mean, preprocess.std, (0.0,) * 3, (1.0,) * 3
-    per_255 = (1 / 255,) * 3
-    scaled = np.asarray(mean) * 255
-    found = [
-        claimed_pipeline(preprocess).normalization,
-        _mean_std("0..1 without mean and std", none, one),
-        _mean_std("0..255 without scaling", none, per_255),
-        _mean_std("-1..1 (mean and std 0.5)", (0.5,) * 3, (0.5,) * 3),
-        _mean_std("ImageNet's mean and std", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-        _mean_std("CIFAR-10's mean and std", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-        _mean_std("mean without std", mean, one),
-        _mean_std("std without mean", none, std),
-        _mean_std("mean and std in the other colour order", mean[::-1], std[::-1]),
-        _mean_std("mean subtracted on 0..255, no std", mean, per_255),
-        Normalization(
-            name="mean and std of 0..1 on pixels of 0..255",
-            scale=tuple(1 / s for s in std),
-            offset=tuple(-m / s for m, s in zip(mean, std, strict=True)),
-        ),
-        Normalization(
-            name="divided by 255 twice",
-            scale=tuple(1 / (255 * 255 * s) for s in std),
-            offset=tuple(-m / (255 * 255 * s) for m, s in zip(scaled, std, strict=True)),
-        ),
-    ]
-    distinct: dict[tuple[tuple[float, ...], tuple[float, ...]], Normalization] = {}
+_NONE, _ONE, _PER_255 = (0.0,) * 3, (1.0,) * 3, (1 / 255,) * 3
+_USUAL = {
+    "0..1 without mean and std": (_NONE, _ONE),
+    "0..255 without scaling": (_NONE, _PER_255),
+    "-1..1 (mean and std 0.5)": ((0.5,) * 3, (0.5,) * 3),
+    "ImageNet's mean and std": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "CIFAR-10's mean and std": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+}
+"""Mean and std on the 0..1 scale that many training scripts and apps use."""
+
+
+def normalizations(*records: Preprocess) -> list[Normalization]:
+    """The usual normalisations, those of the records, and the usual mistakes with the first of these."""
+    found = [_normalization(mean, std) for mean, std in _USUAL.values()]
+    found += [_normalization(record.mean, record.std) for record in records]
+    found += _mistakes(records[0].mean, records[0].std)
+    distinct: list[Normalization] = []
     for entry in found:
-        distinct.setdefault((entry.scale, entry.offset), entry)
-    return list(distinct.values())
+        if not any(_same(entry, other) for other in distinct):
+            distinct.append(entry)
+    return distinct
+
+
+def _mistakes(mean: tuple[float, ...], std: tuple[float, ...]) -> Iterator[Normalization]:
+    scaled = np.asarray(mean) * 255
+    yield _mean_std("mean without std", mean, _ONE)
+    yield _mean_std("std without mean", _NONE, std)
+    yield _mean_std("mean and std in the other colour order", mean[::-1], std[::-1])
+    yield _mean_std("mean subtracted on 0..255, no std", mean, _PER_255)
+    yield Normalization(
+        name="mean and std of 0..1 on pixels of 0..255",
+        scale=tuple(1 / s for s in std),
+        offset=tuple(-m / s for m, s in zip(mean, std, strict=True)),
+    )
+    yield Normalization(
+        name="divided by 255 twice",
+        scale=tuple(1 / (255 * 255 * s) for s in std),
+        offset=tuple(-m / (255 * 255 * s) for m, s in zip(scaled, std, strict=True)),
+    )
+
+
+def _normalization(mean: tuple[float, ...], std: tuple[float, ...]) -> Normalization:
+    """A mean and std, by the name that people know them by where there is one."""
+    plain = _mean_std(f"mean {_numbers(mean)} and std {_numbers(std)}", mean, std)
+    usual = (_mean_std(name, *values) for name, values in _USUAL.items())
+    return next((known for known in usual if _same(known, plain)), plain)
+
+
+def _same(one: Normalization, two: Normalization) -> bool:
+    return np.allclose((one.scale, one.offset), (two.scale, two.offset), rtol=1e-6, atol=1e-12)
 
 
 @dataclass(frozen=True)
@@ -185,10 +218,22 @@ LAYOUTS = {
 }
 
 
-def _decode_pillow(data: bytes, *, rotate: bool = True) -> Pixels:
+def _decode_as_prepare(data: bytes) -> Pixels:
+    decoded = decode(data)
+    if isinstance(decoded, Unusable):
+        raise UserError(
+            f"an image file that is {decoded.kind}: {decoded.reason}",
+            allowed="images that open",
+            next_step="leave the file out",
+        )
+    return decoded.image
+
+
+def _decode_unrotated(data: bytes) -> Pixels:
     with Image.open(io.BytesIO(data)) as image:
-        upright = ImageOps.exif_transpose(image) if rotate else image
-        return np.asarray(upright.convert("RGB"))
+        if image.getexif().get(_ORIENTATION, 1) == 1:
+            return _decode_as_prepare(data)
+        return np.asarray(image.convert("RGB"))
 
 
 def _decode_opencv(data: bytes) -> Pixels:
@@ -203,9 +248,9 @@ def _decode_opencv(data: bytes) -> Pixels:
 
 
 DECODERS: dict[str, Callable[[bytes], Pixels]] = {
-    "Pillow": _decode_pillow,
+    "Pillow": _decode_as_prepare,
     "OpenCV": _decode_opencv,
-    "Pillow without EXIF rotation": lambda data: _decode_pillow(data, rotate=False),
+    "Pillow without EXIF rotation": _decode_unrotated,
 }
 
 
@@ -275,15 +320,16 @@ CROPS: dict[str, Callable[[Pixels, int, _Resize], Pixels]] = {
 
 def _mean_std(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Normalization:
     return Normalization(
-        name=name.format(_numbers(mean), _numbers(std)),
+        name=name,
         scale=tuple(1 / (255 * s) for s in std),
         offset=tuple(-m / s for m, s in zip(mean, std, strict=True)),
     )
 
 
-def _numbers(values: tuple[float, ...]) -> str:
+def _numbers(values: Iterable[float]) -> str:
     return "(" + ", ".join(f"{value:.4g}" for value in values) + ")"
 
 
-def _label(value: object) -> str:
+def label(value: object) -> str:
+    """One choice for a step, in words."""
     return value.name if isinstance(value, Normalization) else str(value)

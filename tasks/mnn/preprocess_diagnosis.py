@@ -1,16 +1,18 @@
-"""Naming a preprocessing mismatch: from one tensor that another program made, or from how a model behaves.
+"""Naming a preprocessing mismatch from how a model behaves on real pictures.
 
-`explain` takes the tensor an app fed to its model and the picture it came from, and says which steps the app
-does differently. `diagnose` has no such tensor: it feeds a model the same pictures prepared in every usual
-way and asks, step by step, whether the way the model card claims is the one that suits the model, with
-statistics and the answer `inconclusive` where the pictures cannot tell.
+The model gets the same pictures prepared in every usual way. One way is its home: the one it was trained
+with where that is known, else the one claimed, unless another suits it significantly better. Around home,
+every alternative differs in one step and shows what that step costs; the steps in which the claimed way
+differs from home are its mismatches. Judging around the claimed way instead would blame steps that only make
+up for the wrong one: with pixels of 0..1 for a model that wants ImageNet's mean, a sharper resize helps.
+
+Letters: N pictures, K classes.
 """
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,102 +21,41 @@ from fleet.device.engine import Session
 from fleet.device.errors import UserError
 from fleet.device.preprocess import Preprocess
 from tasks.mnn.preprocess_alternatives import (
-    CROPS,
-    DECODERS,
+    GEOMETRY,
     LAYOUTS,
-    RESIZERS,
     STEPS,
-    Normalization,
     Picture,
     Pipeline,
-    Tensor,
     alternatives,
     claimed_pipeline,
+    label,
     normalizations,
 )
+from tasks.mnn.preprocess_behaviour import Asked, Change, Predict, change_of, t_statistic
 
-Predict = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
-"""One model input -> logits [num_classes]."""
-Verdict = Literal["confirmed", "mismatch", "inconclusive"]
+Verdict = Literal["fits", "mismatch", "cannot tell"]
+StepVerdict = Literal["confirmed", "mismatch", "cannot tell"]
 
-_REPRODUCED_LEVELS = 1.0  # of 256: rounding to uint8 between steps, and arithmetic in half precision
-_TIE_LEVELS = 0.02
-_NORMALIZATION_TOLERANCE = 0.01  # of the input's range
-# Two-sided p < 0.0005 for one comparison: about 30 alternatives together stay below 2 %.
-_MIN_T = 3.5
-_MIN_PICTURES = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """What another program does differently from the contract."""
-
-    mismatches: tuple[str, ...]
-    """Named steps; empty when the tensor is what the contract gives."""
-    residual_levels: float
-    """Root mean square difference that stays unexplained, in pixel levels of 0..255."""
-    reproduced: bool
-    """Whether the named pipeline gives the tensor; if not it is only the closest one known."""
-    also_possible: tuple[tuple[str, ...], ...]
-    """Other explanations that this picture cannot tell apart, e.g. colour orders of a grey picture."""
-
-    def __str__(self) -> str:
-        if not self.reproduced:
-            return (
-                f"unknown preprocessing; the closest known has {self.residual_levels:.1f} levels of 255 left"
-            )
-        text = "; ".join(self.mismatches) or "no mismatch"
-        others = " | ".join("; ".join(m) or "no mismatch" for m in self.also_possible)
-        return f"{text} (this picture cannot exclude: {others})" if others else text
-
-
-def explain(theirs: Tensor, picture: Picture, claimed: Preprocess) -> Explanation:
-    """Say how `theirs` was made from `picture`, relative to the contract.
-
-    All usual decoders, crops, filters, colour orders and layouts are tried together; the normalisation is
-    fitted per channel, so an unusual mean or std is found too and named by its numbers.
-
-    Args:
-        theirs: The other program's model input, [1, 3, S, S] or [1, S, S, 3], any real dtype.
-        picture: The same picture, as file content or uint8 RGB [H, W, 3].
-        claimed: The contract to hold it against.
-
-    Raises:
-        UserError: `theirs` has another shape or is not finite.
-    """
-    size_px = _size_of(theirs)
-    base = claimed_pipeline(claimed)
-    fits = list(_fits(theirs.astype(np.float64), picture, replace(base, size_px=size_px)))
-    best = min(fit.residual_levels for fit in fits)
-    candidates = {
-        replace(pipeline, normalization=_normalization(fit, claimed)).differences(base)
-        for fit in fits
-        if fit.residual_levels <= best + _TIE_LEVELS
-        for pipeline in fit.pipelines
-    }
-    simplest, *others = sorted(candidates, key=lambda names: (len(names), names))
-    # Of the others, those that contain another one add nothing.
-    minimal = [one for one in others if not any(set(two) < set(one) for two in others)]
-    return Explanation(
-        mismatches=simplest,
-        residual_levels=best,
-        reproduced=best <= _REPRODUCED_LEVELS,
-        also_possible=tuple(minimal),
-    )
+MIN_T = 3.5
+"""Two-sided p < 0.0005 for one comparison: about 30 alternatives together stay below 2 %."""
+MIN_PICTURES = 20
+MUST_BE_SURE = (STEPS["color_order"], STEPS["layout"])
+"""Steps that have to be confirmed before a claim is said to fit; the others have near equals by nature."""
+_SWEEP_PICTURES = 64
+_MAX_MOVES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One alternative against the claimed pipeline, over the same pictures."""
+    """One alternative that differs from home in one step, over the same pictures."""
 
     step: str
-    difference: str
-    mean_gain: float
-    """Mean log-likelihood with the alternative minus that with the claimed pipeline, in nats."""
+    choice: str
+    """What this alternative does in that step."""
+    change: Change
+    """Of the accuracy, from home to this alternative; of agreeing with home without labels."""
     t: float
-    """`mean_gain` in standard errors; 0 where the pictures make no difference."""
-    top1: float | None
-    """Accuracy with this alternative; None without labels."""
+    """Mean gain in log-likelihood of the right class over home, in standard errors; 0 without labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,217 +63,268 @@ class StepDiagnosis:
     """What the model says about one step."""
 
     step: str
-    verdict: Verdict
-    best: Trial
-    """The alternative with the largest gain."""
+    verdict: StepVerdict
+    claimed: str
+    home: str
     rivals: tuple[str, ...]
-    """Other alternatives that these pictures cannot tell from the best one, e.g. two similar means."""
+    """Other choices that these pictures cannot tell from home's."""
+    change: Change
+    """Of the accuracy, from claimed to home in this step alone; of nothing where they are equal."""
+    t: float
 
-    def __str__(self) -> str:
-        said = {
-            "mismatch": f"the model wants {' or '.join((self.best.difference, *self.rivals))}",
-            "confirmed": "as claimed",
-            "inconclusive": f"cannot exclude {self.best.difference}",
-        }[self.verdict]
-        return f"{self.step}: {self.verdict}, {said} (t = {self.best.t:+.1f})"
+    @property
+    def mismatch(self) -> str:
+        """`colour order RGB instead of BGR`: what the model wants, and what was claimed."""
+        return f"{self.step} {self.home} instead of {self.claimed}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Every step's verdict, and all trials behind them."""
+    """Every step's verdict, and the trials behind them."""
 
+    claimed: Pipeline
+    home: Pipeline
+    """What suits the model."""
     steps: tuple[StepDiagnosis, ...]
     trials: tuple[Trial, ...]
-    """Best first."""
+    """Around home, the most costly last."""
     claimed_top1: float | None
+    home_top1: float | None
+    """Both None without labels."""
+    change: Change
+    """Of the accuracy, from claimed to home in all steps; of agreeing with home without labels."""
     pictures: int
     labelled: bool
+    doubt: str
+    """Why these pictures decide nothing; empty when they may."""
 
     @property
     def mismatches(self) -> tuple[str, ...]:
-        """The named mismatches, the most certain first; empty when there is none or nothing can be said."""
+        """The mismatches that are certain, the most certain first."""
         found = [step for step in self.steps if step.verdict == "mismatch"]
-        return tuple(s.best.difference for s in sorted(found, key=lambda s: -s.best.t))
+        return tuple(step.mismatch for step in sorted(found, key=lambda step: -step.t))
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the claimed way suits the model, as far as the pictures tell."""
+        if self.mismatches:
+            return "mismatch"
+        differs = self.claimed != self.home
+        unsure = any(s.verdict == "cannot tell" for s in self.steps if s.step in MUST_BE_SURE)
+        return "cannot tell" if self.doubt or differs or unsure else "fits"
 
 
 def diagnose(
-    predict: Predict, pictures: Sequence[Picture], labels: Sequence[int] | None, claimed: Preprocess
+    predict: Predict,
+    pictures: Sequence[Picture],
+    labels: Sequence[int] | None,
+    claimed: Preprocess,
+    *,
+    as_fed: Pipeline | None = None,
+    trained: Preprocess | None = None,
+    encoded: bool = True,
 ) -> Diagnosis:
-    """Ask a model, through its behaviour, which preprocessing it was made for.
+    """Ask a model, through its behaviour, whether it was made for the claimed preprocessing.
 
-    Each alternative differs from the claimed pipeline in one step. Its gain is the paired difference, over
-    the pictures, of the log-likelihood of the right class, or of the most likely class where there are no
-    labels (a weaker witness: confidence). A step is a mismatch when an alternative gains by more than 3.5
-    standard errors, confirmed when every alternative loses by as much, and inconclusive otherwise or with
-    fewer than 20 pictures.
+    An alternative's gain is the paired difference, over the pictures, of the log-likelihood of the right
+    class. A step is a mismatch when home gains over the claimed choice by 3.5 standard errors and is no less
+    accurate, confirmed when claimed is home and every alternative loses by as much. Without labels nothing is
+    a mismatch, for confidence is no witness (a saturated input makes models sure); then the trials count how
+    often an alternative changes the predicted class.
 
     Args:
         predict: The model.
-        pictures: Real pictures, image files or uint8 RGB [H, W, 3].
+        pictures: Real pictures, image files or uint8 RGB [H, W, 3]; read one at a time.
         labels: Class index of each picture, or None.
-        claimed: What the model card says.
+        claimed: What is to be checked.
+        as_fed: How that ends in the model's input, where its size or layout is not the claimed one.
+        trained: What the model was trained with, where that is known for sure.
+        encoded: Whether OpenCV decodes the pictures that are files, so that decoders can differ.
 
     Raises:
         UserError: no pictures, or not one label a picture.
     """
-    if not pictures or (labels is not None and len(labels) != len(pictures)):
+    if not len(pictures) or (labels is not None and len(labels) != len(pictures)):
         raise UserError(
             f"{len(pictures)} pictures and {'no' if labels is None else len(labels)} labels",
             allowed="at least one picture, and a label for each or none at all",
             next_step="pass real pictures, best labelled ones",
         )
-    base = claimed_pipeline(claimed)
-    encoded = all(isinstance(picture, bytes) for picture in pictures)
-    base_scores, claimed_top1 = _scores(predict, base, pictures, labels)
-    gains: dict[Trial, npt.NDArray[np.float64]] = {}
-    for step, pipeline in alternatives(base, claimed, encoded=encoded):
-        scores, top1 = _scores(predict, pipeline, pictures, labels)
-        gain = scores - base_scores
-        gains[_trial(STEPS[step], pipeline.differences(base)[0], gain, top1)] = gain
-    trials = tuple(sorted(gains, key=lambda trial: -trial.mean_gain))
-    return Diagnosis(
-        steps=tuple(
-            _judge(step, {trial: gains[trial] for trial in trials if trial.step == step})
-            for step in dict.fromkeys(trial.step for trial in trials)
-        ),
-        trials=trials,
-        claimed_top1=claimed_top1,
-        pictures=len(pictures),
-        labelled=labels is not None,
+    base = as_fed or claimed_pipeline(claimed)
+    search = _Search(
+        asked=Asked(predict, pictures, labels),
+        base=base,
+        records=[trained, claimed] if trained else [claimed],
+        encoded=encoded and all(isinstance(picture, bytes) for picture in (pictures[0], pictures[-1])),
     )
+    known = replace(claimed_pipeline(trained), layout=_shaped(base, trained)) if trained else None
+    home = search.home(known)
+    return _diagnosis(search, home, certain=known == home)
 
 
 def engine_predict(session: Session) -> Predict:
-    """The first output of an open MNN classifier with one input."""
+    """The first output of an open MNN classifier with one input, as log-probabilities or logits."""
     name = next(iter(session.inputs))
 
     def predict(tensor: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        logits: npt.NDArray[np.float32] = next(iter(session.run({name: tensor}).values()))[0]
-        return logits
+        scores: npt.NDArray[np.float32] = next(iter(session.run({name: tensor}).values()))[0]
+        if scores.min() >= 0 and abs(float(scores.sum()) - 1) < 1e-3:  # a softmax ends the model
+            return np.log(np.maximum(scores, np.finfo(np.float32).tiny))
+        return scores
 
     return predict
 
 
-def _trial(step: str, difference: str, gain: npt.NDArray[np.float64], top1: float | None) -> Trial:
-    return Trial(
-        step=step, difference=difference, mean_gain=float(gain.mean()), t=_t_statistic(gain), top1=top1
-    )
-
-
-def _judge(step: str, gains: Mapping[Trial, npt.NDArray[np.float64]]) -> StepDiagnosis:
-    """The verdict on one step from its alternatives, best first."""
-    trials = list(gains)
-    best = trials[0]
-    if len(gains[best]) < _MIN_PICTURES:
-        verdict: Verdict = "inconclusive"
-    elif best.t >= _MIN_T:
-        verdict = "mismatch"
-    else:
-        verdict = "confirmed" if all(trial.t <= -_MIN_T for trial in trials) else "inconclusive"
-    rivals = [t for t in trials[1:] if _t_statistic(gains[best] - gains[t]) < _MIN_T]
-    return StepDiagnosis(
-        step=step, verdict=verdict, best=best, rivals=tuple(trial.difference for trial in rivals)
-    )
-
-
-def _scores(
-    predict: Predict, pipeline: Pipeline, pictures: Sequence[Picture], labels: Sequence[int] | None
-) -> tuple[npt.NDArray[np.float64], float | None]:
-    """Log-likelihood of each picture's label (or most likely class), and the accuracy if there are labels."""
-    logits = np.stack([predict(pipeline.apply(picture)) for picture in pictures]).astype(np.float64)
-    log_p = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
-    if labels is None:
-        return log_p.max(axis=1), None
-    wanted = np.asarray(labels)
-    return log_p[np.arange(len(wanted)), wanted], float((log_p.argmax(axis=1) == wanted).mean())
-
-
-def _t_statistic(gain: npt.NDArray[np.float64]) -> float:
-    if len(gain) < 2:  # no spread to measure
-        return 0.0
-    error = float(gain.std(ddof=1)) / math.sqrt(len(gain))
-    return float(gain.mean()) / error if error > 0 else 0.0
-
-
-def _size_of(tensor: Tensor) -> int:
-    shape = tensor.shape
-    nchw = len(shape) == 4 and shape[:2] == (1, 3) and shape[2] == shape[3]
-    nhwc = len(shape) == 4 and shape[0] == 1 and shape[3] == 3 and shape[1] == shape[2]
-    if not (nchw or nhwc) or tensor.dtype.kind not in "fiu" or not np.isfinite(tensor).all():
-        raise UserError(
-            f"a model input with shape {shape} and dtype {tensor.dtype}",
-            allowed="finite real numbers, shape [1, 3, S, S] or [1, S, S, 3]",
-            next_step="dump the input of one picture as the app feeds it",
-        )
-    return int(shape[2])
+def _shaped(base: Pipeline, trained: Preprocess) -> str:
+    """The layout trained with, or the claimed one where the two tensors have different shapes."""
+    fits = LAYOUTS[base.layout].same_shape_as == trained.layout
+    return trained.layout if fits else base.layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Fit:
-    """How well a geometry, colour order and layout explain a tensor, whatever the normalisation."""
+class _Search:
+    """Finding home."""
 
-    residual_levels: float
-    pipelines: tuple[Pipeline, ...]
-    """Several where their pixels are equal on this picture."""
-    pixels: npt.NDArray[np.float64]
-    """[H, W, 3] in the pipelines' colour order."""
-    tensor: npt.NDArray[np.float64]
+    asked: Asked
+    base: Pipeline
+    records: Sequence[Preprocess]
+    encoded: bool
+
+    def around(self, pipeline: Pipeline) -> list[tuple[str, Pipeline]]:
+        """(field, alternative) of all that differ from a pipeline in one step."""
+        return list(alternatives(pipeline, *self.records, encoded=self.encoded))
+
+    def home(self, known: Pipeline | None) -> Pipeline:
+        """What suits the model: `known` or the claimed way, unless another one is significantly better."""
+        home = known or self.base
+        if not self.asked.labelled or len(self.asked) < MIN_PICTURES:
+            return home
+        home = self._better(home, [self._sweep(home)])
+        for _ in range(_MAX_MOVES):
+            # How pixels were resized is what training says: a model may do better with another crop.
+            nearby = [p for field, p in self.around(home) if known is None or field not in GEOMETRY]
+            moved = self._better(home, nearby)
+            if moved == home:
+                break
+            home = moved
+        return self._plain(home)
+
+    def _plain(self, home: Pipeline) -> Pipeline:
+        """Home in the plain order of axes, unless the odd one is certainly better."""
+        plain = replace(home, layout=LAYOUTS[home.layout].same_shape_as)
+        self.asked.ask([plain])
+        gain_N = self.asked[home].log_likelihood - self.asked[plain].log_likelihood
+        return home if home == self.base or t_statistic(gain_N) >= MIN_T else plain
+
+    def _sweep(self, home: Pipeline) -> Pipeline:
+        """The likeliest of all colour orders, normalisations and layouts together, on some pictures.
+
+        Two wrong steps hide each other: with both, mending one may bring nothing.
+        """
+        shape = LAYOUTS[home.layout].same_shape_as
+        layouts = [name for name, rule in LAYOUTS.items() if rule.same_shape_as == shape]
+        ways = [
+            replace(home, color_order=order, normalization=normalization, layout=layout)
+            for order in ("RGB", "BGR")
+            for normalization, layout in product(normalizations(*self.records), layouts)
+        ]
+        some = self.asked.first(_SWEEP_PICTURES)
+        some.ask(ways)
+        return max(ways, key=lambda way: float(some[way].log_likelihood.mean()))
+
+    def _better(self, home: Pipeline, others: Iterable[Pipeline]) -> Pipeline:
+        """The best of those that are certainly better than home; home when none is."""
+        others = list(others)
+        self.asked.ask([home, *others])
+        better = [other for other in others if _suits_better(self.asked, other, home)]
+        return max(better, key=lambda way: float(self.asked[way].log_likelihood.mean()), default=home)
 
 
-def _fits(theirs: npt.NDArray[np.float64], picture: Picture, base: Pipeline) -> Iterator[_Fit]:
-    decoders = list(DECODERS) if isinstance(picture, bytes) else [base.decoder]
-    geometries: dict[bytes, list[Pipeline]] = {}
-    for decoder, crop, resize in itertools.product(decoders, CROPS, RESIZERS):
-        geometry = replace(base, decoder=decoder, crop=crop, resize=resize)
-        geometries.setdefault(geometry.pixels(picture).tobytes(), []).append(geometry)
-    layouts = [
-        (name, rule.unpack(theirs))
-        for name, rule in LAYOUTS.items()
-        if (theirs.shape[1] == 3) == (rule.same_shape_as == "NCHW")
+def _suits_better(asked: Asked, one: Pipeline, two: Pipeline) -> bool:
+    """Whether the model is certainly likelier to be right, and certainly more often right, with `one`.
+
+    Likelihood is the sharper witness; a mean that differs in the third digit moves it without consequence.
+    """
+    gain_N = asked[one].log_likelihood - asked[two].log_likelihood
+    return t_statistic(gain_N) >= MIN_T and change_of(asked, two, one).low > 0
+
+
+def _diagnosis(search: _Search, home: Pipeline, *, certain: bool) -> Diagnosis:
+    asked, base = search.asked, search.base
+    nearby = search.around(home)
+    single = {
+        field.name: replace(home, **{field.name: getattr(base, field.name)})
+        for field in fields(Pipeline)
+        if getattr(base, field.name) != getattr(home, field.name)
+    }
+    asked.ask([home, base, *(pipeline for _, pipeline in nearby), *single.values()])
+    doubt = _doubt(asked, home)
+    trials = [_trial(asked, home, field, pipeline) for field, pipeline in nearby]
+    steps = [
+        _judge(asked, (single.get(field, home), home), [t for t in trials if t.step == STEPS[field]], field)
+        for field in dict.fromkeys([*(field for field, _ in nearby), *single])
     ]
-    for content, same in geometries.items():
-        levels = np.frombuffer(content, np.uint8).reshape(base.size_px, base.size_px, 3).astype(np.float64)
-        for color_order, (layout, tensor_HWC) in itertools.product(("RGB", "BGR"), layouts):
-            pixels = levels if color_order == "RGB" else levels[..., ::-1]
-            yield _Fit(
-                residual_levels=_residual_levels(pixels, tensor_HWC),
-                pipelines=tuple(replace(g, color_order=color_order, layout=layout) for g in same),
-                pixels=pixels,
-                tensor=tensor_HWC,
-            )
+    if doubt:
+        steps = [replace(step, verdict="cannot tell") for step in steps]
+    if certain:  # that home is right is known, whatever else would do on these pictures
+        steps = [
+            replace(s, rivals=(), verdict="confirmed" if s.claimed == s.home and not doubt else s.verdict)
+            for s in steps
+        ]
+    return Diagnosis(
+        claimed=base,
+        home=home,
+        steps=tuple(steps),
+        trials=tuple(sorted(trials, key=lambda trial: (-trial.change.points, -trial.t))),
+        claimed_top1=float(asked[base].right.mean()) if asked.labelled else None,
+        home_top1=float(asked[home].right.mean()) if asked.labelled else None,
+        change=change_of(asked, base, home),
+        pictures=len(asked),
+        labelled=asked.labelled,
+        doubt=doubt,
+    )
 
 
-def _fit_channels(
-    pixels_HWC: npt.NDArray[Any], tensor_HWC: npt.NDArray[Any]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Least-squares scale and offset of each channel; scale 0 where the pixels do not vary."""
-    centred = pixels_HWC - pixels_HWC.mean((0, 1))
-    variance = (centred**2).mean((0, 1))
-    covariance = (centred * tensor_HWC).mean((0, 1))
-    scale = np.divide(covariance, variance, out=np.zeros(3), where=variance > 0)
-    return scale, tensor_HWC.mean((0, 1)) - scale * pixels_HWC.mean((0, 1))
+def _doubt(asked: Asked, home: Pipeline) -> str:
+    if not asked.labelled:
+        return "without labels nothing says which class is right"
+    if len(asked) < MIN_PICTURES:
+        return f"{len(asked)} of the pictures needed, at least {MIN_PICTURES} and better 200"
+    if not asked.better_than_guessing(home, MIN_T):
+        return (
+            "no way to prepare the pictures makes the model better than guessing "
+            f"({asked[home].right.mean():.1%} right): it has other classes, or another order of them"
+        )
+    return ""
 
 
-def _residual_levels(pixels_HWC: npt.NDArray[Any], tensor_HWC: npt.NDArray[Any]) -> float:
-    """What the best normalisation leaves unexplained, in pixel levels."""
-    scale, offset = _fit_channels(pixels_HWC, tensor_HWC)
-    left = ((pixels_HWC * scale + offset - tensor_HWC) ** 2).mean((0, 1))
-    spread = tensor_HWC.var((0, 1))
-    # The share of variance left, times the pixels' own spread: defined for a scale of 0 as well.
-    share = np.divide(left, spread, out=np.zeros(3), where=spread > 0)
-    return float(np.sqrt((share * pixels_HWC.var((0, 1))).mean()))
+def _trial(asked: Asked, home: Pipeline, field: str, pipeline: Pipeline) -> Trial:
+    gain = asked[pipeline].log_likelihood - asked[home].log_likelihood
+    return Trial(
+        step=STEPS[field],
+        choice=label(getattr(pipeline, field)),
+        change=change_of(asked, home, pipeline),
+        t=t_statistic(gain) if asked.labelled else 0.0,
+    )
 
 
-def _normalization(fit: _Fit, claimed: Preprocess) -> Normalization:
-    """The known normalisation that turns pixels into tensor, else the fitted one, named by its numbers."""
-    scale, offset = _fit_channels(fit.pixels, fit.tensor)
-    fitted = fit.pixels * scale + offset
-    extent = float(np.ptp(fitted)) or 1.0
-    for known in normalizations(claimed):
-        if float(np.abs(known.apply(fit.pixels) - fitted).max()) <= _NORMALIZATION_TOLERANCE * extent:
-            return known
-    with np.errstate(divide="ignore", invalid="ignore"):
-        std = 1 / (255 * scale)
-        mean = -offset * std
-    text = ", ".join(f"{m:.3g}/{s:.3g}" for m, s in zip(mean, std, strict=True))
-    return Normalization(name=f"mean/std {text}", scale=tuple(scale), offset=tuple(offset))
+def _judge(
+    asked: Asked, ways: tuple[Pipeline, Pipeline], trials: Sequence[Trial], field: str
+) -> StepDiagnosis:
+    """The verdict on one step; `ways` are home with the claimed choice in this step, and home."""
+    claimed, home = ways
+    gain_N = asked[home].log_likelihood - asked[claimed].log_likelihood
+    verdict: StepVerdict = "cannot tell"
+    if claimed != home and asked.labelled and _suits_better(asked, home, claimed):
+        verdict = "mismatch"
+    elif claimed == home and all(trial.t <= -MIN_T for trial in trials):
+        verdict = "confirmed"
+    return StepDiagnosis(
+        step=STEPS[field],
+        verdict=verdict,
+        claimed=label(getattr(claimed, field)),
+        home=label(getattr(home, field)),
+        rivals=tuple(trial.choice for trial in trials if trial.t > -MIN_T),
+        change=change_of(asked, claimed, home),
+        t=t_statistic(gain_N),
+    )

@@ -19,7 +19,7 @@ def built(tiny_build, tmp_path):
     """A copy of the built tiny workspace without its data, in a repository of its own."""
     (tmp_path / ".dvc").mkdir()
     path = tmp_path / "presets" / "tiny"
-    ignored = shutil.ignore_patterns("data", "data_docs", "train", "prune", "quantize", "export", "parity")
+    ignored = shutil.ignore_patterns("data", "data_docs", "train", "prune", "quantize", "export")
     shutil.copytree(tiny_build.workspace, path, ignore=ignored, symlinks=True)
     return Workspace(name="tiny", path=path, repository=tmp_path)
 

@@ -17,7 +17,9 @@ from fleet.device.preprocess import Preprocess
 from tasks.mnn.converter import convert
 from tasks.mnn.onnx_export import export_onnx
 from tasks.mnn.preprocess_alternatives import DECODERS, Normalization, alternatives, claimed_pipeline
-from tasks.mnn.preprocess_diagnosis import diagnose, engine_predict, explain
+from tasks.mnn.preprocess_behaviour import change_between
+from tasks.mnn.preprocess_diagnosis import diagnose, engine_predict
+from tasks.mnn.preprocess_explain import explain
 
 CLOTHING = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "clothing96.tar"
 CONTRACT = Preprocess(size_px=40)  # 96 is no multiple of it: filters differ everywhere
@@ -119,11 +121,13 @@ def test_ignored_camera_rotation_is_named(photo):
     assert found.mismatches == ("decoder Pillow without EXIF rotation instead of Pillow",)
 
 
-def test_decoders_are_told_apart_when_their_pixels_differ():
-    """A 16-bit grey PNG: Pillow clips it to 255, OpenCV scales it."""
-    ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+def test_decoders_are_told_apart_when_their_pixels_differ(photo):
+    """A cut-out with transparent parts: the prepare stage lays it over white, OpenCV shows what is hidden."""
+    pixels = DECODERS["Pillow"](photo)
+    alpha = np.zeros((*pixels.shape[:2], 1), np.uint8)
+    alpha[:, : pixels.shape[1] // 2] = 255
     buffer = io.BytesIO()
-    Image.fromarray(ramp).save(buffer, "PNG")
+    Image.fromarray(np.concatenate([pixels, alpha], axis=2)).save(buffer, "PNG")
     data = buffer.getvalue()
     theirs = replace(CLAIMED, decoder="OpenCV").apply(data)
     found = explain(theirs, data, CONTRACT)
@@ -198,60 +202,117 @@ def verdicts(diagnosis):
     return {step.step: step.verdict for step in diagnosis.steps}
 
 
-def test_a_right_model_card_is_confirmed(model, pixels_and_labels):
-    """The claimed colour order, normalisation and layout suit the model better than any other."""
+def test_a_right_claim_fits(model, pixels_and_labels):
+    """With the card's word nothing is open; without, colours alone do not tell rows from columns."""
     pictures, labels = pixels_and_labels
-    found = diagnose(model, pictures[300:], labels[300:], CONTRACT)
-    assert found.mismatches == ()
-    assert found.claimed_top1 > 0.8
-    assert verdicts(found)["colour order"] == "confirmed"
-    scrambled = next(t for t in found.trials if t.difference.startswith("layout NHWC values"))
+    found = diagnose(model, pictures[300:], labels[300:], CONTRACT, trained=CONTRACT)
+    assert found.verdict == "fits"
+    assert found.home == found.claimed == CLAIMED
+    assert found.claimed_top1 == found.home_top1 > 0.8
+    scrambled = next(t for t in found.trials if t.choice.startswith("NHWC values"))
     assert scrambled.t < -3.5
-    assert scrambled.top1 < found.claimed_top1
+    assert scrambled.change.high < 0
+    alone = diagnose(model, pictures[300:], labels[300:], CONTRACT)
+    assert alone.verdict == "cannot tell"
+    assert alone.mismatches == ()
+    assert verdicts(alone)["colour order"] == "confirmed"
+    assert next(s.rivals for s in alone.steps if s.step == "layout") == ("NCWH (rows and columns swapped)",)
 
 
-def test_swapped_colours_are_named(model, pixels_and_labels):
-    """A card that claims BGR for a model trained on RGB."""
+BGR = replace(CONTRACT, color_order="BGR")
+PLAIN = replace(CONTRACT, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("trained", [None, CONTRACT], ids=["no card", "card"])
+def test_swapped_colours_are_named(model, pixels_and_labels, trained):
+    """A claim of BGR for a model trained on RGB; what it costs is counted pair by pair."""
     pictures, labels = pixels_and_labels
-    found = diagnose(model, pictures[300:], labels[300:], replace_contract(color_order="BGR"))
-    assert found.mismatches[0] == "colour order RGB instead of BGR"
-    trial = next(t for t in found.trials if t.difference == found.mismatches[0])
-    assert trial.top1 > found.claimed_top1
+    found = diagnose(model, pictures[300:], labels[300:], BGR, trained=trained)
+    assert found.verdict == "mismatch"
+    assert found.mismatches == ("colour order RGB instead of BGR",)
+    gained = found.home_top1 - found.claimed_top1
+    assert found.change.points == pytest.approx(100 * gained)
+    assert 0 < found.change.low < 100 * gained < found.change.high
 
 
 def test_a_wrong_normalisation_is_named(model, pixels_and_labels):
-    """A card that claims 0..1 for a model trained with ImageNet's mean and std."""
+    """A claim of 0..1 for a model trained with ImageNet's mean and std, or what cannot be told from it."""
     pictures, labels = pixels_and_labels
-    plain = replace_contract(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    found = diagnose(model, pictures[300:], labels[300:], plain)
+    found = diagnose(model, pictures[300:], labels[300:], PLAIN)
     step = next(step for step in found.steps if step.step == "normalisation")
     assert step.verdict == "mismatch"
-    named = {name.partition(" instead of")[0] for name in (step.best.difference, *step.rivals)}
-    assert "normalisation ImageNet's mean and std" in named
-    assert "normalisation 0..255 without scaling" not in named
+    assert step.claimed == "0..1 without mean and std"
+    assert "ImageNet's mean and std" in {step.home, *step.rivals}
+    assert "0..255 without scaling" not in {step.home, *step.rivals}
+    certain = diagnose(model, pictures[300:], labels[300:], PLAIN, trained=CONTRACT)
+    assert certain.mismatches == (
+        "normalisation ImageNet's mean and std instead of 0..1 without mean and std",
+    )
 
 
-def test_without_labels_confidence_is_the_witness(model, pixels_and_labels):
-    """No labels: no accuracy is claimed, and the record says that it was unlabelled."""
-    found = diagnose(model, pixels_and_labels[0][300:360], None, CONTRACT)
-    assert not found.labelled
-    assert found.claimed_top1 is None
-    assert {t.top1 for t in found.trials} == {None}
-
-
-def test_too_few_pictures_are_inconclusive(model, pixels_and_labels):
-    """Ten pictures decide nothing, even against a wrong card."""
+def test_two_mistakes_that_hide_each_other_are_both_named(model, pixels_and_labels):
+    """Colours swapped and pixels of 0..255, without a card: neither step alone is blamed for both."""
     pictures, labels = pixels_and_labels
-    found = diagnose(model, pictures[300:310], labels[300:310], replace_contract(color_order="BGR"))
-    assert set(verdicts(found).values()) == {"inconclusive"}
+    both = replace(BGR, mean=(0.0, 0.0, 0.0), std=(1 / 255,) * 3)
+    found = diagnose(model, pictures[300:], labels[300:], both)
+    named = {name.partition(" instead of")[0].split()[0] for name in found.mismatches}
+    assert named == {"colour", "normalisation"}
+    assert verdicts(found)["layout"] != "mismatch"
+    assert found.home_top1 > 0.8
+
+
+def test_scrambled_axes_are_named(model, pixels_and_labels):
+    """An app that fills the input pixel by pixel where the model wants plane by plane."""
+    pictures, labels = pixels_and_labels
+    fed = replace(CLAIMED, layout="NHWC values in an NCHW tensor")
+    found = diagnose(model, pictures[300:], labels[300:], replace(CONTRACT, layout="NHWC"), as_fed=fed)
+    assert found.mismatches == ("layout NCHW instead of NHWC values in an NCHW tensor",)
+
+
+def test_a_difference_without_consequence_is_no_verdict(model, pixels_and_labels):
+    """Another resize filter than trained with: a fact, but these pictures do not show that it matters."""
+    pictures, labels = pixels_and_labels
+    claimed = replace(CONTRACT, interpolation="bilinear")
+    found = diagnose(model, pictures[300:], labels[300:], claimed, trained=CONTRACT)
     assert found.mismatches == ()
+    assert found.verdict == "cannot tell"
+    assert found.home.resize == "area"
 
 
-def test_a_model_that_has_learnt_nothing_is_inconclusive(pixels_and_labels):
+def test_without_labels_nothing_is_a_mismatch(model, pixels_and_labels):
+    """Confidence is no witness: pixels of 0..255 make this model surer. What changes is still counted."""
+    loud = replace(CONTRACT, mean=(0.0, 0.0, 0.0), std=(1 / 255,) * 3)
+    found = diagnose(model, pixels_and_labels[0][300:360], None, loud, trained=CONTRACT)
+    assert found.verdict == "cannot tell"
+    assert found.mismatches == ()
+    assert found.claimed_top1 is None
+    assert found.home == CLAIMED
+    assert found.change.points < 0
+    assert "labels" in found.doubt
+
+
+def test_too_few_pictures_decide_nothing(model, pixels_and_labels):
+    """Ten pictures are not enough, even against a wrong card."""
+    pictures, labels = pixels_and_labels
+    found = diagnose(model, pictures[300:310], labels[300:310], BGR, trained=CONTRACT)
+    assert set(verdicts(found).values()) == {"cannot tell"}
+    assert found.verdict == "cannot tell"
+    assert "10 of the pictures needed" in found.doubt
+
+
+def test_a_model_that_knows_other_classes_decides_nothing(model, pixels_and_labels):
+    """Labels that have nothing to do with the pictures: no way to prepare them is better than guessing."""
+    pictures, labels = pixels_and_labels
+    found = diagnose(model, pictures[300:], np.random.default_rng(0).permutation(labels[300:]), BGR)
+    assert found.verdict == "cannot tell"
+    assert "guessing" in found.doubt
+
+
+def test_a_model_that_has_learnt_nothing_decides_nothing(pixels_and_labels):
     """Equal logits for everything: no alternative is better, and none is confirmed."""
     pictures, labels = pixels_and_labels
     found = diagnose(lambda tensor: np.zeros(3, np.float32), pictures[:40], labels[:40], CONTRACT)
-    assert set(verdicts(found).values()) == {"inconclusive"}
+    assert set(verdicts(found).values()) == {"cannot tell"}
     assert {trial.t for trial in found.trials} == {0.0}
 
 
@@ -264,6 +325,14 @@ def test_pictures_and_labels_must_match(pixels_and_labels):
         diagnose(lambda tensor: np.zeros(3, np.float32), [], None, CONTRACT)
 
 
-def replace_contract(**changes):
-    """The contract with other claims."""
-    return replace(CONTRACT, **changes)
+def test_the_interval_of_a_change_is_that_of_paired_proportions():
+    """30 of 100 won and 10 lost: Agresti and Min's formula by hand, wider than nothing without any change."""
+    one, two = np.zeros(100, bool), np.zeros(100, bool)
+    two[:30], one[30:40] = True, True
+    change = change_between(one, two)
+    assert change.points == pytest.approx(20)
+    # (30.5 - 10.5) / 102 = 0.19608, standard error sqrt(41 - 400 / 102) / 102 = 0.059695
+    assert (change.low, change.high) == pytest.approx((7.9075, 31.308), abs=0.01)
+    still = change_between(one, one)
+    assert still.points == 0
+    assert still.low == -still.high < -1
