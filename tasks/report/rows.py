@@ -11,18 +11,6 @@ from tasks.variants import Variant
 
 CONFIDENCE = 0.95
 
-FLAGS = {
-    "noisy": "the host was busy with other work",
-    "throttled": "it grew slower from beginning to end, as a device does that gets hot",
-    "unstable_warmup": "it had not settled when the measurement began",
-    "too_few_queries": "too few queries to bound its P99",
-}
-"""Reasons why a latency is not valid; others are shown by name."""
-WARNINGS = {
-    "memory": "at its peak it takes more than 70 % of the memory that the device had free",
-    "fallback": "a layer is more than 10 times slower than its peers: probably no fast kernel for it",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:

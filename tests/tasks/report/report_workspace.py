@@ -8,19 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from tasks.judge.evidence import evidence, evidence_sha256
 from tasks.stage import write_json
-
-try:
-    from tasks.judge.evidence import evidence, evidence_sha256
-except ImportError:
-    from tasks import gate
-
-    evidence = gate.evidence
-
-    def evidence_sha256(report):
-        """The hash the gate of this tree makes."""
-        return gate.evidence_sha256(report["evidence"], report["checks"])
-
 
 VARIANTS = ("mbv3s-p0-fp32-r48", "mbv3s-p30-fp32-r48", "mbv3s-p30-i8-r48")
 """From the float parent to the release candidate."""
