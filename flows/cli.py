@@ -16,6 +16,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from fleet.device.errors import EdgeloopError, UserError
 from flows.interrupt import as_ctrl_c, leave
+from flows.release_cli import release
 from tasks.workspace import disk_full, find_workspace, repository
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def _version() -> str:
 
 
 app.version = _version
+app.command(release)
 
 
 @app.command
