@@ -67,6 +67,7 @@ def register(workspace: Workspace, build_id: str) -> Registration:
         version = _find(store, desk.name, tags)
         if version is None:
             version = _create(store, desk.name, run_id, files=files, tags=tags)
+            desk.look_again()
         _record(desk, version, author(workspace.path, None))
         desk.settle()
     return Registration(name=desk.name, version=version)

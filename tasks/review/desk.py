@@ -36,6 +36,7 @@ class Desk:
         self.name = model_name(workspace)
         self.written: list[Entry] = []
         """What this desk added to the ledger."""
+        self._seen: Snapshot | None = None
 
     def look(self) -> tuple[Reading, Standing, Snapshot]:
         """The ledger, what it says of this model, and what MLflow shows of it.
@@ -43,9 +44,15 @@ class Desk:
         Raises:
             UserError: the ledger was tampered with.
         """
-        reading, shown = self.ledger.read(), snapshot(self.store, self.name)
-        self.ledger.require_marked(shown.tags.get(MARK, ""), reading)
-        return reading, standing(reading.entries, self.name), shown
+        reading = self.ledger.read()
+        if self._seen is None:
+            self._seen = snapshot(self.store, self.name)
+            self.ledger.require_marked(self._seen.tags.get(MARK, ""), reading)
+        return reading, standing(reading.entries, self.name), self._seen
+
+    def look_again(self) -> None:
+        """See what MLflow shows now, which others change at any time."""
+        self._seen = None
 
     def write(self, drafts: Sequence[Draft]) -> None:
         """Add to the ledger."""
@@ -121,8 +128,10 @@ class Desk:
         if champion is not None and fallen is not None and fallen.action == "rejected":
             self.write(self.dethrone(champion, fallen))
         self.crown()
+        self.look_again()
         reading, now, shown = self.look()
         show(self.store, self.name, now, shown, reading)
+        self.look_again()
 
     def crown(self) -> None:
         """Bring the workspace's champion/ up to the ledger.

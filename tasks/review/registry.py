@@ -141,16 +141,18 @@ def _tag_differences(
     unfinished = review.decided is not None and review.decided.sequence > applied
     elsewhere = shown.tags.get(ENTRY, "").partition(":")[0] not in ("", reading.ledger_id)
     waits = review.state in ("pending", "refused")
-    asks = (waits and found == "approved" and not unfinished) or (waits and found == "rejected")
-    if asks or (elsewhere and review.state == "approved" and found == "rejected"):
+    unseen = elsewhere or unfinished  # who set the tag was not shown our decision
+    if (
+        (waits and found == "rejected")
+        or (waits and found == "approved" and not unfinished)
+        or (unseen and review.state == "approved" and found == "rejected")
+    ):
         return [
             Difference(
                 kind="decision", key="review_state", version=number, found=found, expected=review.state
             )
         ]
-    if elsewhere and found == review.state:
-        return []
-    if unfinished and not (found == "rejected" and review.state == "approved"):
+    if unfinished or (elsewhere and found == review.state):
         return []
     return [
         Difference(kind="edited", key=key, version=number, found=shown.tags.get(key), expected=value)

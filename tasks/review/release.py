@@ -1,6 +1,7 @@
 """A release as it lies in MLflow: fetched, and held against the hashes that the gate and the ledger name."""
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -12,6 +13,7 @@ from tasks.review.registry import Version
 from tasks.review.standing import Review
 from tasks.stage import read_json
 from tasks.tracking import check_store
+from tasks.workspace import NO_ROOM
 
 if TYPE_CHECKING:
     from tasks.mlflow_store import Store
@@ -122,9 +124,15 @@ def _download(store: "Store", run_id: str, what: str, into: Path) -> Path:
             raise _refused(f"{what}: its run {run_id} was deleted in MLflow")
         return Path(store.call(lambda: store.client.download_artifacts(run_id, ARTIFACTS, str(into))))
     except (MlflowException, OSError) as error:
-        check_store(store.uri)  # MLflow itself may be what is missing, which refuses nothing
-        said = " ".join(str(error).split())[:200]
-        raise _refused(f"{what}: its artifacts cannot be fetched from run {run_id}: {said}") from error
+        said = " ".join(str(error).split())
+        check_store(store.uri)  # MLflow itself may be what is missing, or room: that refuses nothing
+        if any(os.strerror(number) in said for number in NO_ROOM):
+            raise UserError(
+                f"no room to fetch the artifacts of {what} into {into}",
+                allowed="room for a copy of the models",
+                next_step="free some space, or set TMPDIR to a folder on a disk that has some",
+            ) from error
+        raise _refused(f"{what}: its artifacts cannot be fetched from run {run_id}: {said[:200]}") from error
 
 
 def _gate(folder: Path, what: str, version: Version) -> dict[str, Any]:

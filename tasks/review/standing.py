@@ -4,7 +4,7 @@ The ledger is the truth; tags and aliases in MLflow are its image. Where the two
 not finished (a crash) or somebody edited it: a request when the version still waits, else to be put back.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -163,13 +163,14 @@ def demotion(now: Standing, version: int, heir: int | None, reason: Draft) -> li
         heir: Who becomes champion if `version` is; None leaves the model without one.
         reason: As for `promotion`.
     """
-    moves = []
+    moves, champion, previous = [], now.aliases.get(CHAMPION), now.aliases.get(PREVIOUS)
     if now.aliases.get(CANDIDATE) == version:
         moves.append(_move(now, reason, CANDIDATE, None))
-    if now.aliases.get(CHAMPION) == version:
+    if champion == version:
         moves.append(_move(now, reason, CHAMPION, heir))
-    before = _next_heir(now, (version, heir))
-    if now.aliases.get(PREVIOUS) in (version, heir) and now.aliases.get(PREVIOUS) is not None:
+        champion = heir
+    if previous is not None and previous in (version, champion):
+        before = next((number for number in heirs(now, version) if number != champion), None)
         moves.append(_move(now, reason, PREVIOUS, before))
     return moves
 
@@ -177,11 +178,6 @@ def demotion(now: Standing, version: int, heir: int | None, reason: Draft) -> li
 def heirs(now: Standing, version: int) -> list[int]:
     """Who could follow `version` as champion, the latest champion first."""
     return [number for number in now.crowned if number != version and now.review(number).state == "approved"]
-
-
-def _next_heir(now: Standing, without: Sequence[int | None]) -> int | None:
-    left = (number for number in now.crowned if number not in without)
-    return next((number for number in left if now.review(number).state == "approved"), None)
 
 
 def _move(now: Standing, reason: Draft, alias: str, version: int | None) -> Draft:
