@@ -35,6 +35,8 @@ def _relocate(repository: Path, before: Path) -> None:
 def _copy(source: Path, target: Path) -> Path:
     """Copy a repository's store, ledger and tiny workspace; artifacts are hard links: replace, never edit."""
     (target / ".dvc").mkdir(parents=True)
+    (target / "tasks").mkdir()
+    (target / "tasks" / "stage.py").touch()  # by this the command line knows a repository of edgeloop
     shutil.copytree(
         source / ".edgeloop" / "mlartifacts", target / ".edgeloop" / "mlartifacts", copy_function=os.link
     )
