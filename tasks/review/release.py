@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -24,6 +25,8 @@ REPORT, PREDICTIONS = "release.html", "predictions.parquet"
 ATTACHED: Mapping[str, str] = {"report_sha256": REPORT, "predictions_sha256": PREDICTIONS}
 """Tag to artifact: files beside the evidence whose bytes a version vouches for too."""
 
+_ROOM_BYTES = 64 << 20
+"""With less free, a download that failed may have failed for want of room."""
 _PLACES = (("models/mnn/", "models/"), ("models/parity/", ""), ("reports/", ""))
 
 
@@ -126,13 +129,27 @@ def _download(store: "Store", run_id: str, what: str, into: Path) -> Path:
     except (MlflowException, OSError) as error:
         said = " ".join(str(error).split())
         check_store(store.uri)  # MLflow itself may be what is missing, or room: that refuses nothing
-        if any(os.strerror(number) in said for number in NO_ROOM):
+        _require_room(into, what)
+        raise _refused(f"{what}: its artifacts cannot be fetched from run {run_id}: {said[:200]}") from error
+
+
+def _require_room(into: Path, what: str) -> None:
+    """Tell a download that found no room from one that found nothing: MLflow's error does not say which.
+
+    Raises:
+        UserError: there is no room.
+    """
+    with tempfile.TemporaryFile(dir=into) as probe:
+        try:
+            os.posix_fallocate(probe.fileno(), 0, _ROOM_BYTES)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
             raise UserError(
                 f"no room to fetch the artifacts of {what} into {into}",
                 allowed="room for a copy of the models",
                 next_step="free some space, or set TMPDIR to a folder on a disk that has some",
             ) from error
-        raise _refused(f"{what}: its artifacts cannot be fetched from run {run_id}: {said[:200]}") from error
 
 
 def _gate(folder: Path, what: str, version: Version) -> dict[str, Any]:

@@ -152,7 +152,7 @@ CUT_SHORT = {
 
 @pytest.mark.parametrize("written", CUT_SHORT.values(), ids=CUT_SHORT)
 def test_a_decision_cut_short_is_finished(room, written):
-    """The ledger has it, MLflow has not: the next command finishes it and blames nobody for the difference."""
+    """The ledger has it, MLflow has not: the next command finishes it and blames nobody for that."""
     made = next(e for e in room.entries if (e.action, e.version) == ("registered", 2))
     common = {"name": MODEL, "version": 2, "by": "Ada", "why": "good", "run_id": made.run_id}
     hashes = {"evidence_sha256": made.evidence_sha256, "release_sha256": made.release_sha256}
