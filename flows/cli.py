@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from fleet.device.errors import EdgeloopError, UserError
+from fleet.lab.flags import FLAGS
 from flows.interrupt import as_ctrl_c, leave
 from flows.release_cli import release
-from tasks.workspace import disk_full, find_workspace, repository
+from tasks.workspace import disk_full, find_workspace, repository, workspaces
 
 if TYPE_CHECKING:
     from flows.build import Built
 
 _LOG_WIDTH = 140
 _MARK = "*"
-_FLAGS = {"noisy": "the host was busy with other work", "too_few_queries": "too few queries to bound its P99"}
-"""What the benchmark's flags mean."""
 
 app = App(
     name="edgeloop",
@@ -87,6 +86,9 @@ def init(name: str, directory: Path) -> int:
 
     made, found = init_workspace(repository(), name, directory)
     print(f"{found.images_count} images in {found.classes_count} classes, median side {found.side_px} px")
+    print(f"splits: {found.forecast}; repeated and unusable files will be left out")
+    for note in found.forecast.notes():
+        print(f"note: {note}")
     print(f"wrote {made.path / 'params.yaml'}; change what you like, then `edgeloop build --preset {name}`")
     return 0
 
@@ -122,6 +124,7 @@ def convert(
     """
     from tasks.mnn.any_onnx import convert_any
     from tasks.mnn.calibration import read_preprocess
+    from tasks.mnn.onnx_summary import summary
     from tasks.mnn.request import ConvertOptions
 
     result = convert_any(
@@ -132,10 +135,61 @@ def convert(
         calibration=calibration,
         preprocess=read_preprocess(preprocess) if preprocess else None,
         shapes=shape,
+        datasets={
+            name: path
+            for name, w in workspaces(repository()).items()
+            if (path := w.path / "data/prepared").is_dir()
+        },
     )
-    record = result.to_dict()
-    print(json.dumps(record, indent=1) if as_json else _conversion_text(record))
-    return 0 if record["ok"] else EdgeloopError.exit_code
+    print(json.dumps(result.to_dict(), indent=1) if as_json else summary(result))
+    return 0 if result.ok else EdgeloopError.exit_code
+
+
+@app.command
+def bench(
+    *models: Path,
+    threads: str = "1",
+    precision: str = "normal",
+    memory: str = "normal",
+    queries: int = 500,
+    shape: Annotated[list[str], Parameter(negative="")] = [],  # noqa: B006  # as in `convert`
+    preprocess: Path | None = None,
+    samples: Path | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Measure MNN models on this host: latency with bounds, memory, layers; several are compared.
+
+    Args:
+        models: The .mnn files.
+        threads: CPU threads, several with commas: 1,2.
+        precision: low, normal or high, several with commas; low computes in fp16 where the CPU has it.
+        memory: low, normal or high, several with commas; low keeps int8 weights packed.
+        queries: Timed inferences of each model in each config; fewer than 459 bound no P99.
+        shape: Shape of a dynamic input, as NAME=1,3,224,224; repeatable for several inputs.
+        preprocess: The record `preprocess` of a model card (JSON); adds the time from camera frame to class.
+        samples: Write every single latency to this Parquet file.
+        as_json: Print the result as JSON.
+    """
+    from tasks.bench import bench as run_bench
+    from tasks.bench import parse_configs
+    from tasks.bench_text import print_result
+    from tasks.mnn.calibration import read_preprocess
+
+    if not models:
+        raise UserError("no model", allowed="one or more .mnn files", next_step="edgeloop bench model.mnn")
+    result = run_bench(
+        models,
+        parse_configs(threads, precision, memory),
+        queries=queries,
+        shapes=shape,
+        preprocess=read_preprocess(preprocess) if preprocess else None,
+        samples=samples,
+    )
+    if as_json:
+        print(json.dumps(result.to_dict(), indent=1, allow_nan=False))
+    else:
+        print_result(result)
+    return 0
 
 
 @app.command
@@ -177,18 +231,25 @@ def _print_built(built: "Built", gate_page: str) -> None:
         table.add_row(v["name"], f"{v['top1']:.2%}", size, macs, *latency, parity, agreement)
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _LOG_WIDTH)
     console.print(table)
-    if flags := sorted({_FLAGS.get(flag, flag) for v in built.variants for flag in v["flags"]}):
+    if flags := sorted({FLAGS.get(flag, flag) for v in built.variants for flag in v["flags"]}):
         console.print(f"  {_MARK} latency to be taken with care: {'; '.join(flags)}")
+    absent = [c for c in built.gate["checks"] if c["verdict"] == "not measured" and c["required"]]
     failed = [check for check in built.gate["checks"] if check["verdict"] == "fail"]
     verdicts = Counter(check["verdict"] for check in built.gate["checks"])
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
     console.print(f"gate: [bold]{built.gate['verdict']}[/] ({counts}), {gate_page}", soft_wrap=True)
     for check in failed:
         console.print(
-            f"  {check['name']}: {check['measured']} {check['unit']}, threshold {check['threshold']}"
+            f"  {check['name']}: {check['measured']} {check['unit']}, threshold {check['threshold']}; "
+            f"{check['evidence']}",
+            soft_wrap=True,
+            markup=False,  # a class may be called `[b]`
         )
+    for check in absent:
+        text = f"  {check['name']}: not measured; {check['evidence']}"
+        console.print(text, soft_wrap=True, markup=False)
     if verdicts["inconclusive"]:
-        console.print("  latency is inconclusive where the host was noisy")
+        console.print("  inconclusive: see the table for what a quieter host or more test images would tell")
     if built.registered:
         name, version = built.registered["name"], built.registered["version"]
         console.print(f"registered: {name} version {version}, waiting for review")
@@ -217,10 +278,6 @@ def _unforeseen(error: Exception) -> tuple[int, str]:
         return full.exit_code, str(full)
     traceback.print_exception(error)
     return EdgeloopError.exit_code, f"{type(error).__name__}: {error}"
-
-
-def _conversion_text(record: dict[str, object]) -> str:
-    return "\n".join(f"{key}: {value}" for key, value in record.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,37 +1,80 @@
-"""Stage benchmark: latency and memory of every variant on one device, interleaved, in fresh processes."""
+"""Stage benchmark: what every variant costs on one device, interleaved, in fresh processes.
+
+The first of the configs is the one that a release is bound to: its numbers stand at VARIANT/key in the
+report, and its layers are profiled. Numbers of other configs stand at VARIANT/CONFIG/key.
+"""
 
 import argparse
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from fleet.device.engine import RuntimeConfig
+from fleet.device.bench import RawRun
+from fleet.device.engine import Level, RuntimeConfig
 from fleet.device.errors import UserError
 from fleet.device.preprocess import Preprocess
-from fleet.lab.local import MIN_QUERIES_P99, Measurement, measure_interleaved
+from fleet.lab.device import Device
+from fleet.lab.devices import open_device
+from fleet.lab.layers import Layer, profile
+from fleet.lab.measurement import Measurement, config_name, summarize
+from fleet.lab.schedule import Job, measure
+from fleet.lab.validity import MIN_QUERIES_P99
+from tasks.benchmark_files import write_layers, write_samples
+from tasks.progress import track
 from tasks.stage import REPORTS, Params, read_json, stage
 
 MODELS = Path("models/mnn")
+
+
+class ConfigParams(Params):
+    """One runtime config on the CPU; see RuntimeConfig."""
+
+    threads: int = Field(default=1, ge=1)
+    precision: Level = "normal"
+    memory: Level = "normal"
+
+    def runtime(self) -> RuntimeConfig:
+        """As the engine takes it."""
+        return RuntimeConfig(threads=self.threads, precision=self.precision, memory=self.memory)
 
 
 class BenchmarkParams(Params):
     """Section `benchmark` of params.yaml."""
 
     queries: int = Field(default=500, ge=MIN_QUERIES_P99)
-    """Timed inferences per variant; fewer bound no P99 at 99 % confidence."""
+    """Timed inferences per variant and config; fewer bound no P99 at 99 % confidence."""
     rounds: int = Field(default=2, ge=1)
-    """Alternating passes over the variants."""
-    threads: int = Field(default=1, ge=1)
+    """Alternating passes over variants and configs, each in a fresh process."""
+    configs: tuple[ConfigParams, ...] = Field(default=(ConfigParams(),), min_length=1)
+    """The first is bound to the release, others are measured beside it."""
     seed: int = 0
 
+    @model_validator(mode="after")
+    def _configs_differ(self) -> Self:
+        if len(set(self.configs)) < len(self.configs):
+            raise ValueError("configs has one of them twice")
+        return self
 
-def benchmark(models: Path, params: BenchmarkParams) -> dict[str, Measurement]:
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmarked:
+    """All that was measured on one device."""
+
+    runs: dict[tuple[str, str], list[RawRun]]
+    """(variant, config) to its runs in the order of the rounds."""
+    layers: dict[str, list[Layer]]
+    """Variant to its layers in the first config."""
+
+
+def benchmark(device: Device, models: Path, params: BenchmarkParams) -> Benchmarked:
     """Measure every variant under `models` (models/mnn).
 
-    Returns:
-        Variant name to its measurement.
+    Raises:
+        UserError: no models, or more threads than the device has cores.
+        EngineError: a model does not run there.
     """
     cards = sorted(models.glob("*/card.json"))
     if not cards:
@@ -40,58 +83,104 @@ def benchmark(models: Path, params: BenchmarkParams) -> dict[str, Measurement]:
             allowed="models/mnn/VARIANT/model.mnn with its card.json",
             next_step="run `dvc repro convert`",
         )
-    entries = {
-        card.parent.name: (card.parent / "model.mnn", Preprocess.from_dict(read_json(card)["preprocess"]))
+    configs = [config.runtime() for config in params.configs]
+    jobs = {
+        (card.parent.name, config_name(config)): Job(
+            model=card.parent / "model.mnn",
+            config=config,
+            preprocess=Preprocess.from_dict(read_json(card)["preprocess"]),
+        )
         for card in cards
+        for config in configs
     }
-    config = RuntimeConfig(threads=params.threads)
-    return measure_interleaved(
-        entries, config, queries=params.queries, rounds=params.rounds, seed=params.seed
+    measured = measure(
+        device,
+        list(jobs.values()),
+        queries=params.queries,
+        rounds=params.rounds,
+        seed=params.seed,
+        progress=lambda turns: track(turns, "benchmark", len(turns)),
     )
+    firsts = {variant: job for (variant, config), job in jobs.items() if config == config_name(configs[0])}
+    with device.lock():
+        layers = {variant: profile(device, job, seed=params.seed) for variant, job in firsts.items()}
+    return Benchmarked(runs=dict(zip(jobs, measured, strict=True)), layers=layers)
 
 
-def flat_report(measurements: dict[str, Measurement], models: Path) -> dict[str, Any]:
+def check_threads(threads: int, cores: int) -> None:
+    """Refuse more threads than the device has cores: they would only wait for each other."""
+    if threads > cores:
+        raise UserError(
+            f"{threads} threads",
+            allowed=f"1 to {cores}, the cores of the device",
+            next_step="ask for fewer threads",
+        )
+
+
+def flat_report(measured: Benchmarked, models: Path, engine_bytes: int) -> dict[str, Any]:
     """The flat keys of reports/benchmark/DEVICE.json: `VARIANT/p50_ms` ..., and the bytes measured."""
     report: dict[str, Any] = {}
-    for variant, m in measurements.items():
-        values = {
-            "mnn_sha256": hashlib.sha256((models / variant / "model.mnn").read_bytes()).hexdigest(),
-            "n": m.n,
-            "p50_ms": m.p50_ms,
-            "p90_ms": m.p90_ms,
-            "p95_ms": m.p95_ms,
-            "p99_ms": m.p99_ms,
-            "max_ms": m.max_ms,
-            "p95_bound_ms": m.p95_bound.value,
-            "p95_bound_rank": m.p95_bound.rank,
-            "p99_bound_ms": m.p99_bound.value,
-            "p99_bound_rank": m.p99_bound.rank,
-            "load_ms": m.load_ms,
-            "first_ms": m.first_ms,
-            "end_to_end_p50_ms": m.end_to_end_p50_ms,
-            "load_memory_mb": m.load_memory_mb,
-            "peak_memory_mb": m.peak_memory_mb,
-            "cpu_share": m.cpu_share,
-            "flags": " ".join(m.flags),
+    for (variant, config), runs in measured.runs.items():
+        values = _costs(summarize(runs))
+        if f"{variant}/config" in report:
+            report |= {f"{variant}/{config}/{key}": value for key, value in values.items()}
+            continue
+        model = (models / variant / "model.mnn").read_bytes()
+        slow = [layer for layer in measured.layers[variant] if layer.outlier]
+        report |= {f"{variant}/{key}": value for key, value in values.items()} | {
+            f"{variant}/config": config,
+            f"{variant}/mnn_sha256": hashlib.sha256(model).hexdigest(),
+            f"{variant}/package_bytes": engine_bytes + len(model),
+            f"{variant}/outlier_layers_count": len(slow),
         }
-        report |= {f"{variant}/{key}": _rounded(value) for key, value in values.items()}
     return report
 
 
-def _rounded(value: Any) -> Any:
-    return round(value, 4) if isinstance(value, float) else value
+def _costs(m: Measurement) -> dict[str, Any]:
+    values = {
+        "n": m.n,
+        "p50_ms": m.p50_ms,
+        "p90_ms": m.p90_ms,
+        "p95_ms": m.p95_ms,
+        "p99_ms": m.p99_ms,
+        "max_ms": m.max_ms,
+        "p90_bound_ms": m.p90_bound.value,
+        "p90_bound_rank": m.p90_bound.rank,
+        "p95_bound_ms": m.p95_bound.value,
+        "p95_bound_rank": m.p95_bound.rank,
+        "p99_bound_ms": m.p99_bound.value,
+        "p99_bound_rank": m.p99_bound.rank,
+        "load_ms": m.load_ms,
+        "first_ms": m.first_ms,
+        "end_to_end_p50_ms": m.end_to_end_p50_ms,
+        "throughput_per_s": m.throughput_per_s,
+        "load_memory_mb": m.load_memory_mb,
+        "peak_memory_mb": m.peak_memory_mb,
+        "available_memory_mb": m.available_memory_mb,
+        "cpu_share": m.cpu_share,
+        "load_avg_1min": m.load_avg_1min,
+        "temp_before_c": m.temp_before_c,
+        "temp_after_c": m.temp_after_c,
+        "energy_mj": m.energy_mj,
+        "flags": " ".join(m.flags),
+        "warnings": " ".join(m.warnings),
+    }
+    return {key: round(value, 4) if isinstance(value, float) else value for key, value in values.items()}
 
 
 def main() -> None:
-    """`python -m tasks.benchmark DEVICE` writes reports/benchmark/DEVICE.json."""
+    """`python -m tasks.benchmark DEVICE` writes DEVICE{.json,_samples.parquet,_layers.csv}."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("device")
-    device = parser.parse_args().device
-    with stage(f"benchmark-{device}", BenchmarkParams, section="benchmark") as run:
-        identity = read_json(REPORTS / "probe" / f"{device}.json")
-        measurements = benchmark(MODELS, run.params)
-        report = {"device": device, "soc": identity["soc"], **flat_report(measurements, MODELS)}
-        run.report(report, file=REPORTS / "benchmark" / f"{device}.json")
+    name, folder = parser.parse_args().device, REPORTS / "benchmark"
+    with stage(f"benchmark-{name}", BenchmarkParams, section="benchmark") as run:
+        identity = read_json(REPORTS / "probe" / f"{name}.json")
+        check_threads(max(config.threads for config in run.params.configs), identity["cores_count"])
+        measured = benchmark(open_device(name), MODELS, run.params)
+        write_samples(measured.runs, folder / f"{name}_samples.parquet")
+        write_layers(measured.layers, folder / f"{name}_layers.csv")
+        report = flat_report(measured, MODELS, identity["engine_bytes"])
+        run.report({"device": name, "soc": identity["soc"], **report}, file=folder / f"{name}.json")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """`edgeloop init NAME DIR`: a workspace for someone's own images, with parameters that fit them."""
 
+import hashlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +14,13 @@ import numpy as np
 import yaml
 
 from fleet.device.errors import UserError
+from tasks.champion import write_champion
 from tasks.data.decode import Decoded, decode
+from tasks.data.forecast import Forecast, forecast
 from tasks.data.hashable import check_hashable
 from tasks.data.listing import Listing
+from tasks.data.splits import CalibrationParams
+from tasks.gate import GateParams
 from tasks.prepare import FolderSource, TarSource, list_source
 from tasks.workspace import Workspace, workspaces
 
@@ -36,6 +42,8 @@ class Found:
     classes_count: int
     side_px: int
     """Median of the shorter sides of a sample."""
+    forecast: Forecast
+    """The splits that come out, and what they allow."""
 
     @property
     def size_px(self) -> int:
@@ -57,7 +65,8 @@ def init_workspace(root: Path, name: str, directory: Path) -> tuple[Workspace, F
         directory: A folder of CLASS/IMAGE or SPLIT/CLASS/IMAGE, or a tar archive of one.
 
     Raises:
-        UserError: the name cannot be used, DVC cannot hash the folder, or it holds no images of two classes.
+        UserError: the name cannot be used, DVC cannot hash the folder, or it holds no images of two classes
+            or too few for every split.
     """
     _check_name(root, name)
     source = Path(os.path.realpath(directory.expanduser()))  # Path.resolve raises on a link to itself
@@ -76,11 +85,12 @@ def init_workspace(root: Path, name: str, directory: Path) -> tuple[Workspace, F
     folder = root / "workspaces" / name
     folder.mkdir(parents=True)
     try:
-        text = _HEAD.format(source=json.dumps(str(source))) + yaml.safe_dump(
-            parameters(root, kind, source, found), sort_keys=False
+        text = _HEAD.format(source=json.dumps(str(source))) + _text(
+            parameters(root, kind, source, found), _golden(root)
         )
         (folder / "params.yaml").write_text(text, encoding="utf-8")
         (folder / "dvc.yaml").symlink_to("../../dvc.yaml")
+        write_champion(folder / "champion")  # nothing has been released yet
     except OSError:
         shutil.rmtree(folder)
         raise
@@ -105,6 +115,45 @@ def _check_name(root: Path, name: str) -> None:
         )
 
 
+_SAID_OF_THE_FLOOR = """\
+# min_top1: the share of test images that every variant has to get right, or the build is refused.
+# 0.9 is a guess: choose what the use of the model needs.
+"""
+_SAID_OF_FEW = """\
+# calibration.min_images: {default} by default, for which there are too few images; int8 suffers from fewer.
+"""
+# A float model of the repository that has seen photographs of many things.
+_GENERAL = "models/golden/cifar10-mbv3s-p0-fp32-r64.pt"
+_SAID_OF_GOLDEN = """\
+  # A small set of photographs lacks general features; the float model of the preset cifar10 has some.
+  # It fits the default architecture, mobilenet_v3_small, at any size and with any number of classes.
+  # To start from it, remove the `#` of these lines:
+#  init:
+#    file: ../../{file}
+#    sha256: {sha256}
+"""
+
+
+def _text(params: Mapping[str, Any], golden: str) -> str:
+    """params.yaml with what a user should know where it applies."""
+    said = {"gate": _SAID_OF_THE_FLOOR}
+    if "calibration" in params["prepare"]:
+        said["prepare"] = _SAID_OF_FEW.format(default=CalibrationParams().min_images)
+    below = {"train": golden}
+    return "".join(
+        said.get(name, "") + yaml.safe_dump({name: value}, sort_keys=False) + below.get(name, "")
+        for name, value in params.items()
+    )
+
+
+def _golden(root: Path) -> str:
+    """The lines that offer our own weights to start from; empty where they are not there."""
+    file = root / _GENERAL
+    if not file.is_file():
+        return ""
+    return _SAID_OF_GOLDEN.format(file=_GENERAL, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+
+
 # What suits photographs of things; text and digits must not be flipped.
 _AUGMENT = {"crop_scale_min": 0.4, "flip": True, "brightness": 0.3, "contrast": 0.3, "saturation": 0.3}
 
@@ -113,7 +162,8 @@ def look(listing: Listing, source: Path) -> Found:
     """Count images and classes, and open some to see how large they are.
 
     Raises:
-        UserError: fewer than two classes have images, or no image of the sample can be read.
+        UserError: fewer than two classes have images, too few for every split, or no image of the sample can
+            be read.
     """
     labels = {entry.label for entry in listing.entries if entry.label is not None}
     if len(labels) < 2:
@@ -136,7 +186,12 @@ def look(listing: Listing, source: Path) -> Found:
             allowed="JPEG, PNG, WebP, BMP, TIFF and the like",
             next_step="convert them, or name another folder",
         )
-    return Found(images_count=len(listing.entries), classes_count=len(labels), side_px=int(np.median(sides)))
+    return Found(
+        images_count=len(listing.entries),
+        classes_count=len(labels),
+        side_px=int(np.median(sides)),
+        forecast=forecast(listing),
+    )
 
 
 def parameters(root: Path, kind: str, source: Path, found: Found) -> dict[str, Any]:
@@ -144,13 +199,15 @@ def parameters(root: Path, kind: str, source: Path, found: Found) -> dict[str, A
     digits: dict[str, Any] = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
     params: dict[str, Any] = dict.fromkeys(digits, None)  # the same sections, in the same order
     sections: dict[str, Any] = {name: {} for name in digits if isinstance(digits[name], dict)}
+    least = found.forecast.min_calibration_images
     return (
         params
         | sections
         | {
             "root": "../..",
             "devices": digits["devices"],
-            "prepare": {"source": {"kind": kind, "path": str(source)}, "stored_size_px": found.size_px},
+            "prepare": {"source": {"kind": kind, "path": str(source)}, "stored_size_px": found.size_px}
+            | ({} if least is None else {"calibration": {"min_images": least}}),
             "train": {
                 "preprocess": {"size_px": found.size_px},
                 "epochs": found.epochs,
@@ -159,5 +216,6 @@ def parameters(root: Path, kind: str, source: Path, found: Found) -> dict[str, A
             "prune": {"steps": 2, "epochs": 8, "augment": dict(_AUGMENT)},
             "quantize": {"epochs": 8, "augment": dict(_AUGMENT)},
             "export": digits["export"],
+            "gate": {"min_top1": GateParams().min_top1},
         }
     )

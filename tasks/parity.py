@@ -156,6 +156,10 @@ def parity(params: ParityParams, workspace: Path = Path()) -> tuple[dict[str, An
     for name in names:
         candidate = Candidate.load(name, workspace, dataset)
         results, predicted = check(candidate, test, params)
+        results |= {
+            "mnn_sha256": hashlib.sha256(candidate.mnn_path.read_bytes()).hexdigest(),
+            "preprocess_sha256": candidate.preprocess.digest(),
+        }
         report |= {f"{name}/{key}": value for key, value in results.items()}
         predictions[name] = predicted.astype(np.int16)
     return report, predictions

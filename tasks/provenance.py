@@ -1,4 +1,4 @@
-"""Where a result came from: git commit, dvc.lock, and one hash over all that a stage read."""
+"""Where a result came from: git commit, dvc.lock, hashes over what a stage read and over what is released."""
 
 import hashlib
 import importlib.metadata
@@ -91,6 +91,16 @@ def lock_sha256(workspace: Path) -> str:
     """SHA-256 of the workspace's dvc.lock, empty when there is none."""
     path = workspace / "dvc.lock"
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def release_sha256(models: Path) -> str:
+    """One hash over all converted models and their cards: what a device would get."""
+    files = sorted(path for path in models.glob("*/*") if path.is_file())
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(models).as_posix()}"
+        for path in files
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def git_commit(folder: Path) -> str:

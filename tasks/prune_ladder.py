@@ -9,7 +9,7 @@ from pathlib import Path
 
 import altair as alt
 
-from fleet.lab.local import Measurement
+from tasks.prune_latency import RungLatency
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def write_csv(rungs: Sequence[Rung], path: Path) -> None:
 
 
 def write_html(
-    rungs: Sequence[Rung], title: str, path: Path, measured: Mapping[str, Measurement] | None = None
+    rungs: Sequence[Rung], title: str, path: Path, measured: Mapping[str, RungLatency] | None = None
 ) -> None:
     """Accuracy over multiply-accumulates, the parent marked, and the table; one file, no script.
 
@@ -80,7 +80,7 @@ def _rounded(rung: Rung) -> dict[str, int | str]:
     return {k: v if isinstance(v, int) else f"{v:.4f}" for k, v in asdict(rung).items()}
 
 
-def _latency_cells(measurement: Measurement) -> dict[str, str]:
+def _latency_cells(measurement: RungLatency) -> dict[str, str]:
     return {
         "p50_ms": f"{measurement.p50_ms:.4f}",
         "p95_ms": f"{measurement.p95_ms:.4f}",

@@ -6,7 +6,6 @@ and the ledger (`tasks/review/ledger.py`) keeps the hashes that a later decision
 """
 
 import hashlib
-import importlib
 import json
 import re
 from collections.abc import Mapping
@@ -21,6 +20,8 @@ from fleet.device.errors import UserError
 from tasks import provenance
 from tasks.gate import require_judged
 from tasks.mlflow_store import Store
+from tasks.provenance import release_sha256
+from tasks.report.write import write_report
 from tasks.review.author import Author, author
 from tasks.review.desk import Desk, open_desk
 from tasks.review.reconcile import reconcile_desk
@@ -30,10 +31,9 @@ from tasks.review.release import (
     PREDICTIONS,
     REPORT,
     artifact_of,
-    release_sha256,
     sha256_of,
 )
-from tasks.review.standing import CANDIDATE
+from tasks.review.standing import CANDIDATE, CHAMPION
 from tasks.stage import read_json
 from tasks.tracking import state_folder, tracking_uri
 from tasks.workspace import Workspace
@@ -64,13 +64,22 @@ def register(workspace: Workspace, build_id: str) -> Registration:
     _close_build(store, run_id, workspace, tags)
     with open_desk(workspace, store) as desk:
         reconcile_desk(desk)  # first: a version number may have been another's
-        version = _find(store, desk.name, tags)
+        version = _released(desk, sha256) or _find(store, desk.name, tags)
         if version is None:
             version = _create(store, desk.name, run_id, files=files, tags=tags)
             desk.look_again()
         _record(desk, version, author(workspace.path, None))
         desk.settle()
     return Registration(name=desk.name, version=version)
+
+
+def _released(desk: Desk, sha256: str) -> int | None:
+    """The champion, when it is these bytes: judged against itself it needs no other review."""
+    _, now, shown = desk.look()
+    champion = now.aliases.get(CHAMPION)
+    if champion is None or champion not in shown.versions:
+        return None
+    return champion if shown.versions[champion].tags.get("release_sha256") == sha256 else None
 
 
 def _record(desk: Desk, version: int, who: Author) -> None:
@@ -129,7 +138,8 @@ def release_tags(workspace: Workspace, build_id: str, sha256: str) -> dict[str, 
     """What a reviewer, or a program, needs to walk from a version to its origin and back."""
     path = workspace.path
     params = yaml.safe_load((path / "params.yaml").read_text(encoding="utf-8"))
-    config = RuntimeConfig(threads=(params["benchmark"] or {}).get("threads", 1))
+    configs = (params["benchmark"] or {}).get("configs") or [{}]
+    config = RuntimeConfig(**configs[0])  # the first one is bound to the release
     config_sha256 = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode()).hexdigest()
     cards = {p.parent.name: read_json(p) for p in sorted((path / "models" / "mnn").glob("*/card.json"))}
     train = provenance.inputs_locked(path)["train"]
@@ -189,7 +199,7 @@ def _create(
         store.call(lambda file=file, folder=folder: client.log_artifact(run_id, str(file), folder))  # type: ignore[misc]  # as above
     run = client.get_run(run_id).info
     page = f"#/experiments/{run.experiment_id}/runs/{run_id}/artifacts/{ARTIFACTS}"
-    text = description(files["gate.md"].read_text(encoding="utf-8"), page, report=REPORT in files)
+    text = description(files["gate.md"].read_text(encoding="utf-8"), page)
     source = f"{run.artifact_uri}/{ARTIFACTS}"
     created = store.call(
         lambda: client.create_model_version(name, source, run_id=run_id, tags=dict(tags), description=text)
@@ -204,17 +214,8 @@ def release_files(workspace: Path) -> dict[str, Path]:
     beside = {file: workspace / "reports" / file for file in ("gate.json", "gate.md")}
     beside |= {file: workspace / file for file in ("dvc.lock", "params.yaml")}
     beside[PREDICTIONS] = workspace / "models" / "parity" / PREDICTIONS
-    report = _write_report(workspace)
-    return judged | beside | ({REPORT: report} if report else {})
-
-
-def _write_report(workspace: Path) -> Path | None:
-    """reports/release.html, written anew; None where this edgeloop has no report yet."""
-    try:
-        module = importlib.import_module("tasks.report")
-    except ModuleNotFoundError:
-        return None
-    return Path(module.write_report(workspace))
+    beside[REPORT] = write_report(workspace)
+    return judged | beside
 
 
 def attached_tags(files: Mapping[str, Path]) -> dict[str, str]:
@@ -222,7 +223,7 @@ def attached_tags(files: Mapping[str, Path]) -> dict[str, str]:
     return {tag: sha256_of(files[artifact]) for tag, artifact in ATTACHED.items() if artifact in files}
 
 
-def description(table: str, page: str = "", *, report: bool = False) -> str:
+def description(table: str, page: str = "") -> str:
     """What MLflow shows of a version: links to what lies in its run, then the gate's table.
 
     MLflow keeps 5,000 characters; what is cut off is the end, where the passed checks are.
@@ -230,10 +231,8 @@ def description(table: str, page: str = "", *, report: bool = False) -> str:
     Args:
         table: reports/gate.md.
         page: The page of the run's artifacts, as MLflow's links go; empty leaves the links out.
-        report: Whether a release report is among the artifacts.
     """
-    links = {"Release report": f"{page}/{REPORT}"} if report else {}
-    links |= {"gate table": f"{page}/gate.md", "models and evidence": page}
+    links = {"release report": f"{page}/{REPORT}", "gate table": f"{page}/gate.md", "all files": page}
     head = " · ".join(f"[{text}]({link})" for text, link in links.items()) + "\n\n" if page else ""
     if len(head + table) <= _DESCRIPTION_LIMIT:
         return head + table

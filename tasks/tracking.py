@@ -20,6 +20,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -52,6 +53,8 @@ QUIET_TOOLS = {
 }
 
 _ANSWER_TIMEOUT_S = 5.0
+_DATABASES = ("postgresql", "mysql", "mssql")
+_DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306}
 _INPUTS_LIMIT_S = 60.0
 _LOG = "writer.log"
 _SQLITE = "sqlite:///"
@@ -235,21 +238,23 @@ def check_store(uri: str) -> None:
     """See that the tracking store can be reached, within seconds.
 
     Raises:
-        UserError: its server does not answer, or its file cannot be written.
+        UserError: its server does not answer, its driver is not installed, or its file cannot be written.
     """
     database, trouble = sqlite_file(uri), ""
     if uri.startswith(("http://", "https://")):
         trouble = _server_trouble(uri)
     elif database is not None:
         trouble = _file_trouble(database)
-    elif not uri.startswith(("postgresql", "mysql", "mssql")):
+    elif uri.startswith(_DATABASES):
+        trouble = _database_trouble(uri)
+    else:
         trouble = "this kind of store is not known"
     if trouble:
         raise UserError(
             f"MLflow at {shown(uri)}: {trouble}",
             allowed="a store that answers: sqlite:///FILE, http(s)://HOST, postgresql, mysql or mssql",
-            next_step="start that server or unset MLFLOW_TRACKING_URI; move a damaged .edgeloop/mlflow.db "
-            "away: builds go on with a new one, models and reports are not in it",
+            next_step="start that server, install its driver, or unset MLFLOW_TRACKING_URI; move a damaged "
+            ".edgeloop/mlflow.db away: builds go on with a new one, models and reports are not in it",
         )
 
 
@@ -273,6 +278,26 @@ def _server_trouble(uri: str) -> str:
         )
     except http.client.HTTPException as error:
         return f"what answers is no web server ({type(error).__name__})"
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _database_trouble(uri: str) -> str:
+    """Why a database server cannot be used, without what its URI says; empty when it listens."""
+    from sqlalchemy.engine import make_url  # MLflow's; 150 ms that the embedded store need not spend
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        url = make_url(uri)
+        url.get_dialect().import_dbapi()
+        port = url.port or _DEFAULT_PORTS.get(url.get_backend_name())
+        if url.host and port and not url.query:  # a query may name another way: a socket file, several hosts
+            socket.create_connection((url.host, port), _ANSWER_TIMEOUT_S).close()
+    except ImportError as error:
+        return f"its Python driver `{error.name}` is not installed in {sys.prefix}"
+    except (SQLAlchemyError, ValueError):  # these quote what they could not read
+        return "this address cannot be read, or SQLAlchemy knows no such database and driver"
     except OSError as error:
         return str(error)
     return ""

@@ -32,6 +32,8 @@ RESUME = Path(".edgeloop/resume/train.pt")  # no out: DVC deletes outs before it
 _USUAL_SIZE_MAX_PX = 320
 _USUAL_PARAMS = (1e6, 20e6)
 _USUAL_FLOPS = (100e6, 2e9)
+"""Of an image of 224 px, which most are made for; in proportion to its area at other sizes."""
+_USUAL_SIZE_PX = 224
 
 
 class InputParams(Params):
@@ -175,12 +177,14 @@ def _say_unusual(size_px: int, *, params_count: int, macs_count: int) -> None:
     notes = []
     if size_px > _USUAL_SIZE_MAX_PX:
         notes.append(f"input {size_px} px is larger than the usual {_USUAL_SIZE_MAX_PX} px")
+    area = (size_px / _USUAL_SIZE_PX) ** 2
     for name, value, (low, high) in (
         ("parameters", params_count, _USUAL_PARAMS),
-        ("FLOPs an image", 2 * macs_count, _USUAL_FLOPS),
+        (f"FLOPs an image of {size_px} px", 2 * macs_count, tuple(area * f for f in _USUAL_FLOPS)),
     ):
         if not low <= value <= high:
-            notes.append(f"{value / 1e6:.3g} M {name} is outside the usual {low / 1e6:g} to {high / 1e6:g} M")
+            usual = f"{low / 1e6:.4g} to {high / 1e6:.4g} M; measured latency decides"
+            notes.append(f"{value / 1e6:.4g} M {name} are outside the usual {usual}")
     for note in notes if distributed.rank() == 0 else ():
         print(f"train: {note}", file=sys.stderr)
 

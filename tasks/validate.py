@@ -15,6 +15,7 @@ import pandas as pd
 from fleet.device.errors import EngineError, UserError
 from tasks.data.dataset import PREPARED, Dataset
 from tasks.data.facts import Facts, examine
+from tasks.data.pages import NO_TIME, settle
 from tasks.data.rules import Rule, ValidateParams, rules
 from tasks.stage import REPORTS, stage
 
@@ -95,6 +96,7 @@ def judge(facts: Facts, expected: Sequence[Rule], *, docs: Path) -> list[Failure
     """
     os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at import: it would report to its maker
     import great_expectations as gx
+    from great_expectations.core.run_identifier import RunIdentifier
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
@@ -111,9 +113,11 @@ def judge(facts: Facts, expected: Sequence[Rule], *, docs: Path) -> list[Failure
         outcome = context.validation_definitions.add(definition).run(
             batch_parameters={"dataframe": frame},
             result_format={"result_format": "SUMMARY", "unexpected_index_column_names": [row_name]},
+            run_id=RunIdentifier(_SITE, NO_TIME),
         )
         failures += _failures(outcome.results, {rule.name: rule for rule in chosen}, row_name)
     context.build_data_docs(site_names=[_SITE])
+    settle(docs)
     order = [rule.name for rule in expected]
     return sorted(failures, key=lambda failure: order.index(failure.rule.name))
 

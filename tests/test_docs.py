@@ -4,16 +4,23 @@ import importlib.util
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cyclopts import CycloptsError
+from PIL import Image
+from sklearn.datasets import load_digits
 
-from flows.cli import app
+from fleet.device.preprocess import Preprocess
+from flows.cli import app, main
+from tasks.mnn.calibration import read_preprocess
 from tasks.results import table
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ("build", "init", "convert", "doctor", "ui")
+COMMANDS = ("build", "init", "convert", "bench", "doctor", "ui")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
@@ -76,3 +83,36 @@ def test_a_wrong_command_would_be_found():
     for command in commands(text):
         with pytest.raises(CycloptsError):
             _check(command)
+
+
+def _blocks(document: str) -> dict[str, str]:
+    """The fenced blocks of a page by their language; one of each."""
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+    blocks = re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
+    assert len(dict(blocks)) == len(blocks)
+    return dict(blocks)
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+(\.\d+)?", "N", text)
+
+
+def test_the_example_of_own_model_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    """Export, record and command of the page make the int8 model, and print what the page shows."""
+    blocks = _blocks("own-model.md")
+    for number, digit in enumerate(load_digits().images[:110]):
+        picture = Image.fromarray((digit * 255 / 16).astype(np.uint8)).resize((96, 96))
+        (tmp_path / "images").mkdir(exist_ok=True)
+        picture.convert("RGB").save(tmp_path / "images" / f"{number}.png")
+    (tmp_path / "preprocess.json").write_text(blocks["json"], encoding="utf-8")
+    (tmp_path / "export.py").write_text(blocks["python"], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, "export.py"], check=True, capture_output=True)
+    with pytest.raises(SystemExit) as ended:
+        main(shlex.split(blocks["sh"])[1:])
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0, printed
+    assert _without_numbers(printed) == _without_numbers(blocks["text"].replace("\\\n", ""))
+    record = json.loads(blocks["json"])
+    assert set(record) == set(Preprocess.__dataclass_fields__)  # all fields, as the page says
+    assert Preprocess.from_dict(record) == read_preprocess(tmp_path / "preprocess.json")

@@ -76,10 +76,12 @@ class OpRun:
     int8: bool
     """Whether the engine marked it as computing in int8."""
     duration_ms: float
+    work_m: float = 0.0
+    """Millions of multiply-accumulates, for operators without any of elements, as the engine counts them."""
 
 
 # MNN's SessionInfoCode, and what it answers for the last two: an int whose bits come back as a float.
-_SESSION_MEMORY_MB, _SESSION_MFLOPS, _SESSION_BACKEND, _SESSION_STATUS = 0, 1, 2, 3
+_SESSION_MEMORY_MB, _SESSION_BACKEND, _SESSION_STATUS = 0, 2, 3
 _READY = 0
 _BACKENDS = {0: "CPU", 13: "CPU", 1: "METAL", 3: "OPENCL", 7: "VULKAN"}  # MNNForwardType; 13: CPU with SIMD
 
@@ -161,11 +163,6 @@ class Session:
         """Memory the session holds, in MiB, as the engine counts it."""
         return float(self._engine.getSessionInfo(self._session, _SESSION_MEMORY_MB))
 
-    @property
-    def mflops(self) -> float:
-        """Multiply-accumulates of one run in millions, as the engine counts them."""
-        return float(self._engine.getSessionInfo(self._session, _SESSION_MFLOPS))
-
     def resize(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Give inputs new shapes and rebuild the session's buffers.
 
@@ -232,7 +229,15 @@ class Session:
             kind = str(info.getType())
             name = str(info.getName())
             plain_kind = kind.partition("[")[0].strip()
-            ops.append(OpRun(name=name, type=plain_kind, int8="DT_INT8" in kind, duration_ms=elapsed_ms))
+            ops.append(
+                OpRun(
+                    name=name,
+                    type=plain_kind,
+                    int8="DT_INT8" in kind,
+                    duration_ms=elapsed_ms,
+                    work_m=float(info.getFlops()),
+                )
+            )
             if keep is not None and name in keep and tensors:
                 kept[name] = copy_out(tensors[0])
             return True

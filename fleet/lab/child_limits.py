@@ -16,8 +16,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 def _limit(which: int, most: int) -> None:
     """Set a limit, or keep the one that this user has when that is tighter."""
-    _, hard = resource.getrlimit(which)
-    bounds = [bound for bound in (most, hard) if bound != resource.RLIM_INFINITY and bound >= 0]
+    bounds = [b for b in (most, *resource.getrlimit(which)) if b != resource.RLIM_INFINITY and b >= 0]
     if bounds:
         resource.setrlimit(which, (min(bounds), min(bounds)))
 

@@ -84,7 +84,7 @@ def audit(source: Source, graph: MnnGraph, size_bytes: int, options: ConvertOpti
 def expected_size_bytes(source: Source, options: ConvertOptions) -> int:
     """Size of the constants at the bits asked for, without names and attributes."""
     named_int8 = {layer.output for layer in int8_layers(options.compression)}
-    weights = source.weight_names()
+    weights = {name for node in source.model.graph.node for name in source.weights_of(node)}
     one_byte = weights if options.weight_bits else _weights_of(source, named_int8)
     total = 0
     for name, tensor in source.constants.items():

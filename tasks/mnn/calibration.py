@@ -13,6 +13,7 @@ import numpy.typing as npt
 from fleet.device.errors import UserError
 from fleet.device.preprocess import Layout, Preprocess
 from tasks.data.decode import Decoded, decode
+from tasks.mnn.calibration_checks import KnownImages, is_noise, noise_warning, overlap_warning
 from tasks.mnn.onnx_inputs import GraphInput, explicit_shapes
 from tasks.progress import track
 
@@ -92,6 +93,25 @@ class Calibration:
         return Split(
             measured=replace(self, files=measured), kept=replace(self, files=kept), count=len(different)
         )
+
+    def warnings(self, known: Sequence[KnownImages]) -> list[str]:
+        """What is wrong with the images themselves: noise, or pictures that a dataset uses otherwise.
+
+        Args:
+            known: The datasets to look in.
+
+        Raises:
+            UserError: a file is no usable image.
+        """
+        noisy, splits = 0, [list[str | None]() for _ in known]
+        for file in track(self.files, "calibrate: check images", len(self.files)):
+            image = _read(file)
+            noisy += is_noise(image)
+            for dataset, found in zip(known, splits, strict=True):
+                found.append(dataset.split_of(image))
+        said = [noise_warning(noisy, len(self.files))]
+        said += [overlap_warning(d.name, found) for d, found in zip(known, splits, strict=True)]
+        return [warning for warning in said if warning]
 
     def _different(self) -> tuple[Path, ...]:
         """The images without those that look like an earlier one: brightness apart, at 16 x 16 pixels."""

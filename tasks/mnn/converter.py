@@ -6,8 +6,10 @@ through the wheel's command line, which installs packages and uploads arguments.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -41,6 +43,7 @@ _FAILURE = re.compile(
 )
 _NAMES = re.compile(r"^(input|output)Tensors *:|Check it out ==> ")
 _USUAL = re.compile(r"^The device supports|^Start to |^Don't has bizCode|ONNX Model (ir|opset) version")
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # a write that fails names no file
 _SUBGRAPHS = "please use MNN::Express::Module"
 
 
@@ -59,8 +62,6 @@ class Conversion:
     int8_ops_ran: int | None
     """Operators that computed in int8 when the model ran; None when its shapes are dynamic."""
     audit: Audit
-    log: tuple[str, ...]
-    """Everything the converter said, line by line."""
 
 
 def convert(onnx: Path, out: Path, options: ConvertOptions | None = None) -> Conversion:
@@ -103,7 +104,6 @@ def convert(onnx: Path, out: Path, options: ConvertOptions | None = None) -> Con
         outputs=tuple(_spec(record) for record in seen["outputs"]),
         int8_ops_ran=seen["ran"] and seen["ran"]["int8_ops"],
         audit=found,
-        log=tuple(said.splitlines()),
     )
 
 
@@ -140,22 +140,28 @@ def supported_ops() -> frozenset[str]:
 
 
 def publish(made: Path, out: Path) -> None:
-    """Copy beside `out`, then rename: a reader sees the old file or the whole new one.
+    """Copy beside `out`, read the copy back, then rename: a reader sees the old file or the whole new one.
 
     Raises:
-        UserError: `out` cannot be written.
+        UserError: `out` cannot be written, or holds something else than was written.
     """
     temporary = out.with_name(f".{uuid.uuid4().hex}")  # short: `out` may have the longest name there is
+    data = made.read_bytes()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made, temporary)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # some disks are full only now
+        if temporary.read_bytes() != data:
+            raise OSError(errno.EIO, "what was written there reads back as something else")  # noqa: TRY301
         temporary.replace(out)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise UserError(
             f"{out}: {error.strerror}",
-            allowed="a file path in a folder one can write to, on a disk with space",
+            allowed="a file path in a folder one can write to, on a sound disk with space",
             next_step="choose another path for the model",
         ) from error
 
@@ -179,10 +185,16 @@ def _scratch(spare_bytes: int = 0) -> Iterator[Path]:
     if free < spare_bytes:
         raise _no_scratch(f"{free} bytes free, {spare_bytes} needed")
     try:
-        with tempfile.TemporaryDirectory(prefix="edgeloop-convert-") as folder:
-            yield Path(folder)
+        scratch = tempfile.TemporaryDirectory(prefix="edgeloop-convert-")
     except OSError as error:
         raise _no_scratch(error.strerror or str(error)) from error
+    with scratch as name:
+        try:
+            yield Path(name)
+        except OSError as error:
+            if error.errno in _NO_ROOM or str(error.filename).startswith(name):
+                raise _no_scratch(error.strerror or str(error)) from error
+            raise
 
 
 def _no_scratch(why: str) -> UserError:

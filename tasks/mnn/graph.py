@@ -52,7 +52,7 @@ class MnnOp:
 
 @dataclass(frozen=True, kw_only=True)
 class MnnGraph:
-    """The whole converted graph; bodies of If and While are only counted."""
+    """The converted graph without the bodies of If and While."""
 
     ops: tuple[MnnOp, ...]
     """In the engine's order, Input and Const included."""
@@ -63,7 +63,6 @@ class MnnGraph:
     biz_code: str
     version: str
     """Of the converter that wrote it."""
-    subgraphs: int
 
     @property
     def op_counts(self) -> Counter[str]:
@@ -92,7 +91,6 @@ def parse_graph(dump: str, weights: bytes) -> MnnGraph:
         uuid=document.get("mnn_uuid", ""),
         biz_code=document.get("bizCode", ""),
         version=document.get("extraInfo", {}).get("version", ""),
-        subgraphs=len(document.get("subgraphs", [])),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tasks.mnn.source import WEIGHTED_OPS, Source, attribute_value, op_name
+from tasks.mnn.source import Source, attribute_value, op_name
 
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -62,14 +62,9 @@ def half_refusals(source: Source) -> Iterator[str]:
 
 
 def _weights(source: Source, node: onnx.NodeProto) -> list[str]:
-    """The constant float weights of a convolution or matrix product."""
+    """The constant weights of a node that are float32."""
     return [
-        name
-        for name in node.input
-        if node.op_type in WEIGHTED_OPS
-        and name in source.constants
-        and source.constants[name].data_type == onnx.TensorProto.FLOAT
-        and len(source.constants[name].dims) > 1
+        name for name in source.weights_of(node) if source.constants[name].data_type == onnx.TensorProto.FLOAT
     ]
 
 

@@ -3,6 +3,7 @@
 A graph that declares a dynamic axis is run at two sizes of that axis.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ _LENGTHENINGS = (8, -1)
 BATCHES = (1, 3)
 """Batch sizes that a dynamic batch axis is run at."""
 FLOATS = ("float16", "float32", "float64")
+MOST_BYTES = 1 << 28
+"""Of all inputs of one run: a proof holds a dozen such sets and their outputs at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +215,23 @@ def explicit_shapes(
         }
         for k in range(count)
     ]
+
+
+def check_affordable(inputs: Sequence[GraphInput], shapes: Shapes) -> None:
+    """See that a run's inputs can be held in memory.
+
+    Raises:
+        UserError: they are too large to be tried.
+    """
+    total = sum(math.prod(shapes[g.name]) * np.dtype(g.dtype).itemsize for g in inputs)
+    if total > MOST_BYTES:
+        at = " ".join(f"{name}={','.join(map(str, shape))}" for name, shape in shapes.items())
+        raise UserError(
+            f"inputs of {total / 1e6:,.0f} MB at {at}",
+            allowed=f"at most {MOST_BYTES / 1e6:.0f} MB in all: a dozen input sets are run and compared, at"
+            " two sizes of each dynamic axis",
+            next_step="give a smaller --shape, or export the model with a smaller or dynamic input",
+        )
 
 
 def _bad_shape(got: str, inputs: Sequence[GraphInput]) -> UserError:

@@ -10,11 +10,12 @@ import onnx
 
 from fleet.device.errors import EngineError, UserError
 from tasks.mnn.calibration import Calibration
-from tasks.mnn.converter import convert
+from tasks.mnn.converter import Conversion, convert
 from tasks.mnn.int8_record import Q_MAX, int8_layers
 from tasks.mnn.onnx_axes import UnprovenError
 from tasks.mnn.onnx_culprit import Culprit, diverging_node, failing_node
 from tasks.mnn.onnx_inputs import BATCHES, graph_inputs
+from tasks.mnn.onnx_layers import Layers, float_layers
 from tasks.mnn.onnx_limits import limits
 from tasks.mnn.onnx_lint import Finding, lint
 from tasks.mnn.onnx_parity import DifferenceError, Parity, check_parity, tolerance_for
@@ -22,9 +23,11 @@ from tasks.mnn.onnx_plan import Inputs, Plan, plan_parity
 from tasks.mnn.onnx_ptq import fold, quantisable, quantise
 from tasks.mnn.onnx_read import with_shapes, write_onnx
 from tasks.mnn.onnx_rewrite import Rewritten, rewrites
+from tasks.mnn.onnx_steps import step
 from tasks.mnn.request import ConvertOptions
 from tasks.mnn.support import unknown_nodes
 
+_IN_FLOAT = "; in float it is proven: leave --int8 out, or try --weight-bits 8"
 _MOST_NAMED = 3
 _MOST_PROVING = 32  # images that an int8 model is proven on, but for one batch that is larger
 _UNSUPPORTED = re.compile(r"These Op Not Support: ([^;]*)")
@@ -48,8 +51,9 @@ class Proven:
 
     mnn: Path
     parity: Parity
+    layers: Layers
     notes: tuple[str, ...]
-    """What a user should know: rewrites, layers in int8, few images."""
+    """What a user should know: rewrites, what was not proven, few images."""
 
 
 @dataclass(kw_only=True)
@@ -64,6 +68,8 @@ class Job:
     findings: list[Finding] = field(default_factory=list)
     failed: Attempt | None = None
     """What to look into when there was an error."""
+    proven_in_float: bool = False
+    """Whether int8 was tried after the model had been proven without it."""
 
     def run(self, inputs: Inputs, images: Calibration | None, *, int8: bool) -> Proven:
         """Convert, and prove what came out.
@@ -91,7 +97,7 @@ class Job:
                 )
             inputs = replace(inputs, images=some)
         inputs = replace(inputs, largest=_input_ranges(self.options))
-        plan = plan_parity(original, self.original, inputs, timeout_s=self.options.timeout_s)
+        plan = self._plan(inputs)
         proven, attempt = self._first_proven(ways, plan)
         said = [*plan.notes, *limits(attempt.model)]
         if constant := plan.constant_outputs():
@@ -99,6 +105,7 @@ class Job:
         proven = replace(proven, notes=(*proven.notes, *said))
         if not int8 or images is None:
             return proven
+        self.proven_in_float = True
         return self._quantised(attempt, images, inputs, proven.notes)
 
     def _first_proven(self, ways: Sequence[Rewritten], plan: Plan) -> tuple[Proven, Attempt]:
@@ -123,18 +130,28 @@ class Job:
     def _proven(self, attempt: Attempt, plan: Plan, options: ConvertOptions) -> Proven:
         usual, far = plan.divided()
         if far is None or not (options.fp16 or options.weight_bits is not None):
-            return Proven(mnn=attempt.mnn, parity=self._checked(attempt, plan, options), notes=attempt.notes)
-        parity = self._checked(attempt, usual, options)
+            parity, layers = self._checked(attempt, plan, options)
+            return Proven(mnn=attempt.mnn, parity=parity, layers=layers, notes=attempt.notes)
+        parity, layers = self._checked(attempt, usual, options)
         # In fewer bits, rounding alone moves a saturated softmax: what overflows is told in float32.
         proven = attempt.mnn.rename(attempt.mnn.with_name("proven.mnn"))
         self._checked(attempt, far, ConvertOptions(timeout_s=options.timeout_s))
-        return Proven(mnn=proven, parity=parity, notes=attempt.notes)
+        return Proven(mnn=proven, parity=parity, layers=layers, notes=attempt.notes)
 
-    def _checked(self, attempt: Attempt, plan: Plan, options: ConvertOptions) -> Parity:
+    def _plan(self, inputs: Inputs) -> Plan:
+        """The shapes, the inputs and the reference."""
+        with step("ONNX Runtime computes the reference"):
+            path, timeout_s = self.folder / "original.onnx", self.options.timeout_s
+            return plan_parity(path, self.original, inputs, timeout_s=timeout_s)
+
+    def _checked(self, attempt: Attempt, plan: Plan, options: ConvertOptions) -> tuple[Parity, Layers]:
         """Convert to `attempt.mnn`, and compare."""
-        convert(attempt.path, attempt.mnn, options)
+        with step(f"the converter writes {_storage(options)}, and it is audited"):
+            made = convert(attempt.path, attempt.mnn, options)
         tolerance = tolerance_for(attempt.model, options)
-        return check_parity(attempt.mnn, plan, tolerance, timeout_s=options.timeout_s)
+        with step(f"the engine runs {sum(map(len, plan.samples))} input sets, several times each"):
+            parity = check_parity(attempt.mnn, plan, tolerance, timeout_s=options.timeout_s)
+        return parity, _layers(attempt, made, options)
 
     def _quantised(
         self, attempt: Attempt, images: Calibration, inputs: Inputs, notes: tuple[str, ...]
@@ -144,7 +161,8 @@ class Job:
         Its scales are measured on some of the images, and it is proven on others.
         """
         timeout_s = self.options.timeout_s
-        folded = fold(attempt.path, self.folder / "folded.onnx", timeout_s=timeout_s)
+        with step("ONNX Runtime folds the batch norms"):
+            folded = fold(attempt.path, self.folder / "folded.onnx", timeout_s=timeout_s)
         self.failed = self._attempt("int8", Rewritten(model=folded, notes=notes))
         layers = quantisable(self.failed.model)
         sizes = _batch_sizes(self.original, inputs)
@@ -152,14 +170,17 @@ class Job:
         compression = quantise(self.failed.model, layers, split.measured, self.folder, timeout_s=timeout_s)
         unseen = [feeds for size in sizes for feeds in split.kept.feeds(size, max(size, _MOST_PROVING))]
         inputs = replace(inputs, images=unseen, only_images=True)
-        plan = plan_parity(self.folder / "original.onnx", self.original, inputs, timeout_s=timeout_s)
+        plan = self._plan(inputs)
         options = replace(self.options, compression=compression, weight_bits=8)
         proven = self._proven(self.failed, plan, options)
-        said = (f"{len(layers)} layers compute in int8", *([split.warning] if split.warning else []))
-        return replace(proven, notes=(*proven.notes, *said))
+        return replace(proven, notes=(*proven.notes, *([split.warning] if split.warning else [])))
 
     def explain(self, error: EngineError) -> tuple[list[str], str]:
         """The operators to blame, and the error in one line with the node that causes it."""
+        blamed, reason = self._explained(error)
+        return blamed, reason + (_IN_FLOAT if self.proven_in_float else "")
+
+    def _explained(self, error: EngineError) -> tuple[list[str], str]:
         said = _UNSUPPORTED.search(error.engine_said)
         blamed = {op.removeprefix("ONNX::") for op in said[1].split()} if said else set()
         reason = f"{error.reason}: {_in_short(error.engine_said)}" if error.engine_said else error.reason
@@ -177,9 +198,30 @@ class Job:
     def _culprit(self, error: EngineError, failed: Attempt) -> Culprit | None:
         """The first node that goes wrong; None when the whole graph converts and nothing diverges."""
         timeout_s = self.options.timeout_s
-        if isinstance(error, DifferenceError):
-            return diverging_node(failed.path, failed.mnn, error.feeds, error.tolerance, timeout_s=timeout_s)
-        return failing_node(failed.path, timeout_s=timeout_s)
+        with step("looking for the operator that goes wrong"):
+            if isinstance(error, DifferenceError):
+                return diverging_node(
+                    failed.path, failed.mnn, error.feeds, error.tolerance, timeout_s=timeout_s
+                )
+            return failing_node(failed.path, timeout_s=timeout_s)
+
+
+def _storage(options: ConvertOptions) -> str:
+    if options.compression is not None:
+        return "int8"
+    return "int8 weights" if options.weight_bits else "fp16" if options.fp16 else "fp32"
+
+
+def _layers(attempt: Attempt, made: Conversion, options: ConvertOptions) -> Layers:
+    """What became of the layers with weights."""
+    found = made.audit
+    return Layers(
+        int8_count=len(found.int8_layers),
+        floats=float_layers(attempt.model, found.int8_layers) if options.compression else (),
+        storage=found.weights,
+        ops_count=sum(found.ops.values()),
+        int8_ops_ran=made.int8_ops_ran,
+    )
 
 
 def _unknown(model: onnx.ModelProto) -> list[Finding]:

@@ -28,6 +28,7 @@ from tasks.mnn.onnx_draws import (
 from tasks.mnn.onnx_inputs import (
     GraphInput,
     Shapes,
+    check_affordable,
     explicit_shapes,
     first_shapes,
     graph_inputs,
@@ -129,6 +130,7 @@ def plan_parity(path: Path, model: onnx.ModelProto, inputs: Inputs, *, timeout_s
         return {name: _scaled(value, inputs.largest.get(name)) for name, value in feeds.items()}
 
     def attempt(shapes: Shapes) -> tuple[list[Sample], str]:
+        check_affordable(declared, shapes)
         drawn = list(_draw(declared, shapes, inputs, extra_kinds(model, declared, shapes), draw))
         done = run([feeds for feeds, _ in drawn], "reference")
         samples = [

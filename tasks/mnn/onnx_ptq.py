@@ -16,9 +16,10 @@ import onnx
 from fleet.device.errors import EngineError
 from tasks.mnn.calibration import Calibration
 from tasks.mnn.int8_record import Q_MAX, Int8Layer, fused_activation, parameters
+from tasks.mnn.onnx_layers import int8_output, why_float
 from tasks.mnn.onnx_read import write_onnx
 from tasks.mnn.onnx_runs import run_fold, run_measure
-from tasks.mnn.source import Source, attribute
+from tasks.mnn.source import Source
 from tasks.progress import track
 
 Doubles = npt.NDArray[np.float64]
@@ -70,25 +71,17 @@ def quantisable(model: onnx.ModelProto) -> list[QuantisableLayer]:
     source = Source(name="", model=model, sha256="")
     layers = []
     for node in model.graph.node:
-        if node.op_type != "Conv" or node.input[1] not in source.constants:
-            continue
-        if node.input[0] not in source.producers or _reads_pooled(node, source.producers):
+        if node.op_type != "Conv" or why_float(source, node):
             continue
         weight = source.value(node.input[1])
-        groups = attribute(node, "group", 1)
-        depthwise = groups == len(weight) and weight.shape[1] == 1
         activation = fused_activation(source, node)
-        output = (activation or node).output[0]
-        ends = {output, node.output[0]} & set(source.outputs)
-        if weight.ndim != 4 or (groups != 1 and not depthwise) or ends:
-            continue
         largest = np.abs(weight.reshape(len(weight), -1)).max(axis=1)
         largest = largest if largest.any() else np.ones_like(largest)  # all zero: any scale will do
         layers.append(
             QuantisableLayer(
                 input=node.input[0],
                 weight=node.input[1],
-                output=output,
+                output=int8_output(source, node),
                 weight_scales=tuple(float(v) for v in largest / Q_MAX),
                 relu6=activation is not None and activation.op_type == "Clip",
             )
@@ -131,19 +124,6 @@ def quantise(
     path = folder / "compression.json"
     path.write_text(json.dumps(records, sort_keys=True), encoding="utf-8")
     return path
-
-
-def _reads_pooled(conv: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto]) -> bool:
-    """Whether the input comes from a pooling that goes wrong in int8.
-
-    Averages are quantised with the scale of their result before they are taken, and maxima of negative values
-    are wrong on x86: only a MaxPool right after a Relu is safe.
-    """
-    node = producers[conv.input[0]]
-    if node.op_type == "MaxPool":
-        before = producers.get(node.input[0])
-        return before is None or before.op_type != "Relu"
-    return node.op_type in {"GlobalAveragePool", "AveragePool", "ReduceMean"}
 
 
 def _measure(

@@ -14,6 +14,7 @@ from onnx import external_data_helper
 from fleet.device.errors import EngineError, UserError
 
 _MAX_BYTES = (1 << 31) - (1 << 20)  # a protobuf message ends at 2 GiB
+_LONGEST = 500  # characters of what is said of a file, which may quote a name of any length from it
 _NEXT = "export the model again, e.g. torch.onnx.export(model.eval(), x, path, dynamo=False)"
 
 
@@ -25,8 +26,12 @@ def read_onnx(path: Path) -> onnx.ModelProto:
             folder.
         EngineError: a graph that onnx.checker rejects.
     """
-    if not path.is_file():
-        raise _unusable(f"{path} is no file", "an .onnx file")
+    try:
+        found = path.is_file()
+    except OSError as error:  # a name that is too long
+        raise _no_file(path, error.strerror or str(error)) from error
+    if not found:
+        raise _no_file(path)
     if not 0 < path.stat().st_size <= _MAX_BYTES:
         raise _unusable(f"{path} has {path.stat().st_size} bytes", f"1 to {_MAX_BYTES} bytes")
     try:
@@ -102,9 +107,11 @@ def _load_external(path: Path, model: onnx.ModelProto) -> None:
         if total > _MAX_BYTES:
             raise _unusable(f"{path} and its external data have {total} bytes", f"at most {_MAX_BYTES} bytes")
         external_data_helper.load_external_data_for_model(model, str(path.parent))
-    except (OSError, ValueError, TypeError, onnx.checker.ValidationError) as error:
-        raise _unusable(
-            f"{path}: external data: {_first_line(error)}", "existing data in the model's own folder"
+    except (OSError, ValueError, TypeError, RuntimeError, onnx.checker.ValidationError) as error:
+        raise UserError(  # RuntimeError: what the system says of a path, such as a name that is too long
+            f"{path}: external data: {_first_line(error)}",
+            allowed="data files in the model's own folder, as long as the model says",
+            next_step="put the files that were exported with the model beside it, or export it as one file",
         ) from error
 
 
@@ -119,7 +126,26 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+
+
+def _no_file(path: Path, why: str = "") -> UserError:
+    here = path.parent
+    models = sorted(p.name for p in here.glob("*.onnx") if p.is_file()) if not why and here.is_dir() else []
+    if why:
+        got = f"{str(path)[:_LONGEST]!r}: {why}"
+    elif path.exists():
+        got = f"{path} is no file but a folder or a device"
+    elif here.is_dir():
+        got = f"there is no file {path}"
+    else:
+        got = f"there is no file {path}, nor the folder it would be in"
+    return UserError(
+        got,
+        allowed="the path of an .onnx file" + (f"; {here} has {', '.join(models[:5])}" if models else ""),
+        next_step="correct the path",
+    )
 
 
 def _unusable(got: str, allowed: str) -> UserError:

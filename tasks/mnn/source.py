@@ -69,15 +69,11 @@ class Source:
         """Operators of the main graph that compute, by type; foreign domains as `domain::Type`."""
         return Counter(op_name(node) for node in self.model.graph.node if node.op_type != "Constant")
 
-    def weight_names(self) -> set[str]:
-        """Constants that are weights of a convolution or matrix product."""
-        return {
-            name
-            for node in self.model.graph.node
-            if node.op_type in WEIGHTED_OPS
-            for name in node.input[:2]
-            if name in self.constants and len(self.constants[name].dims) > 1
-        }
+    def weights_of(self, node: onnx.NodeProto) -> list[str]:
+        """The constant weights of a convolution or matrix product, its bias not among them; else none."""
+        if node.op_type not in WEIGHTED_OPS:
+            return []
+        return [n for n in node.input[:2] if n in self.constants and len(self.constants[n].dims) > 1]
 
     def value(self, name: str) -> npt.NDArray[np.generic]:
         """A constant's values."""

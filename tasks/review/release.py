@@ -9,7 +9,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from fleet.device.errors import UserError
-from tasks.gate import evidence_sha256
+from tasks.judge.check import refuses
+from tasks.judge.evidence import evidence_sha256
+from tasks.provenance import release_sha256
 from tasks.review.registry import Version
 from tasks.review.standing import Review
 from tasks.stage import read_json
@@ -64,13 +66,6 @@ def artifact_of(file: str) -> str:
     return file
 
 
-def release_sha256(models: Path) -> str:
-    """One hash over all converted models and their cards: what a device would get."""
-    files = sorted(path for path in models.glob("*/*") if path.is_file())
-    lines = [f"{sha256_of(path)}  {path.relative_to(models).as_posix()}" for path in files]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -99,15 +94,13 @@ def fetch(store: "Store", name: str, number: int, *, version: Version, review: R
         _require_same(folder, artifact_of(file), sha256, what)
     found = {
         "release_sha256": release_sha256(folder / "models"),
-        "evidence_sha256": evidence_sha256(gate["evidence"], gate["checks"]),
+        "evidence_sha256": evidence_sha256(gate),
     }
     if found["evidence_sha256"] != gate["evidence_sha256"]:
-        raise _refused(f"{what}: release/gate.json was edited: its checks are not those it was hashed with")
+        raise _refused(f"{what}: release/gate.json was edited: its hash is another one")
     ledger = _registered_hashes(review)
     for key in (*found, *ATTACHED):
         told = {ledger.get(key), version.tags.get(key)} - {None}
-        if key == "report_sha256" and not told:
-            continue  # a report is for people: a version may have none
         now = found.get(key) or _attached(folder, ATTACHED[key], what)
         if told != {now}:
             raise _refused(
@@ -158,7 +151,7 @@ def _gate(folder: Path, what: str, version: Version) -> dict[str, Any]:
         raise _refused(f"{what}: artifact release/gate.json is missing")
     try:
         gate: dict[str, Any] = read_json(folder / "gate.json")
-        failed = [check["name"] for check in gate["checks"] if check["verdict"] == "fail"]
+        failed = [c["name"] for c in gate["checks"] if refuses(c["verdict"], required=c["required"])]
         verdict, _ = gate["verdict"], (gate["evidence"].items(), gate["evidence_sha256"])
     except (UserError, KeyError, TypeError, AttributeError) as error:
         raise _refused(f"{what}: release/gate.json cannot be read ({type(error).__name__})") from error

@@ -73,8 +73,27 @@ def test_every_file_of_the_workspace_is_an_out(tiny_build):
         for file in folder.rglob("*")
         if file.is_file() and not any(file == out or file.is_relative_to(out) for out in outs)
     ]
-    untracked = ("reports/measured/", "reports/data_docs/")  # they hold times, so they are no outs
+    untracked = "reports/measured/"  # times, so no outs
     assert [name for name in unknown if not name.startswith(untracked)] == []
+
+
+def test_data_docs_that_are_gone_come_back_and_are_then_left_alone(tiny_build, tmp_path):
+    """A clone has the report in git and no pages: the next build makes them, the one after it nothing."""
+    clone = tmp_path / "copy"
+    shutil.copytree(tiny_build.clone, clone, symlinks=True)
+    reports = clone / "presets" / "tiny" / "reports"
+    index = (reports / "data_docs" / "index.html").read_bytes()
+    shutil.rmtree(reports / "data_docs")
+    shutil.rmtree(clone / ".dvc" / "cache" / "runs")  # a clone cannot check them out either
+    lock = (clone / "presets" / "tiny" / "dvc.lock").read_bytes()
+    done = edgeloop(clone, "build", "--preset", "tiny")
+    assert done.returncode == 0, done.stderr
+    assert _ran(done.stderr) == ["validate"]
+    assert (reports / "data_docs" / "index.html").read_bytes() == index
+    assert (clone / "presets" / "tiny" / "dvc.lock").read_bytes() == lock
+    written = (reports / "data_docs" / "index.html").stat().st_mtime_ns
+    assert _ran(edgeloop(clone, "build", "--preset", "tiny").stderr) == []
+    assert (reports / "data_docs" / "index.html").stat().st_mtime_ns == written
 
 
 def test_the_run_tree(tiny_build):

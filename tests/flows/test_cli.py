@@ -20,6 +20,10 @@ from flows.cli import _print_built, main
         (["convert", "model.onnx"], 2),
         (["init", "Bad Name", "."], 2),
         (["init", "new", "/no/such/folder"], 2),
+        (["bench"], 2),
+        (["bench", "/no/such.mnn"], 2),
+        (["bench", "m.mnn", "--threads", "0"], 2),
+        (["bench", "m.mnn", "--queries", "many"], 2),
     ],
     ids=str,
 )
@@ -68,7 +72,7 @@ def test_help_names_every_command(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     page = capsys.readouterr().out
-    for command in ("build", "init", "convert", "doctor", "ui"):
+    for command in ("build", "init", "convert", "bench", "doctor", "ui"):
         assert command in page
     assert "Start with" in page
 
@@ -90,7 +94,9 @@ def test_stdout_is_for_results(tiny_build):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["build", "--no-such-option"], ["convert", "m.onnx"], ["bild"]], ids=str
+    "arguments",
+    [["build", "--no-such-option"], ["convert", "m.onnx"], ["bench", "no.mnn"], ["bild"]],
+    ids=str,
 )
 def test_json_is_printed_for_usage_errors_too(arguments, capsys):
     """A program that asked for JSON gets one document whatever was wrong."""

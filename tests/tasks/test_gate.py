@@ -1,200 +1,494 @@
-"""The gate: each kind of bad build is refused, and for the right reason."""
+"""The gate: each kind of bad build is refused, for its own reason and no other."""
 
-import hashlib
+import json
+import re
+import shutil
 
+import numpy as np
+import pandas as pd
 import pytest
+from gate_workspace import CLASSES, FP32, INT8, PREPROCESS, PRUNED, GateWorkspace, by_verdict, digest
 
 from fleet.device.errors import UserError
-from tasks.gate import GateParams, evaluate, gate, markdown, overall, require_judged
-from tasks.stage import write_json
+from fleet.device.preprocess import Preprocess
+from tasks.gate import require_judged
+from tasks.judge.evidence import evidence_sha256
 
-FP32, PRUNED, INT8 = "mbv3s-p0-fp32-r32", "mbv3s-p30-fp32-r32", "mbv3s-p30-i8-r32"
-
-
-def build(**changes):
-    """Reports of a good build of three variants, with some keys changed (None removes one)."""
-    convert, parity, bench = {}, {}, {}
-    for name, top1, size in ((FP32, 0.97, 6_000_000), (PRUNED, 0.965, 4_000_000), (INT8, 0.96, 1_000_000)):
-        convert[f"{name}/size_bytes"] = size
-        parity |= {
-            f"{name}/top1": top1,
-            f"{name}/n": 2000,
-            f"{name}/agreement": 1.0,
-            f"{name}/parity_ok": True,
-            f"{name}/max_rel_error": 1e-6,
-            f"{name}/tolerance_rel": 1e-4,
-        }
-        bench |= {
-            f"{name}/p95_bound_ms": 1.0,
-            f"{name}/p95_bound_rank": 487,
-            f"{name}/p99_bound_ms": 2.0,
-            f"{name}/p99_bound_rank": 500,
-            f"{name}/n": 500,
-            f"{name}/peak_memory_mb": 20.0,
-            f"{name}/flags": "",
-        }
-    for key, value in changes.items():
-        report = next(r for r in (convert, parity, bench) if key in r)
-        report.pop(key)
-        if value is not None:
-            report[key] = value
-    return convert, parity, {"local": bench}
+IDENTITY, PROVEN = "evidence is about this file", "preprocessing is the proven one"
+BGR = Preprocess(size_px=32, color_order="BGR")
 
 
-def failed(checks):
-    """Names of the failed checks."""
-    return [check.name for check in checks if check.verdict == "fail"]
+@pytest.fixture
+def built(tmp_path):
+    """A good build beside a champion that answered the same."""
+    return GateWorkspace(path=tmp_path)
 
 
-def test_a_good_build_passes_and_says_what_it_could_not_measure():
-    """All floors kept: pass; a champion, an old engine and a long run are named as not measured."""
-    checks = evaluate(*build(), GateParams())
-    assert overall(checks) == "pass"
-    assert failed(checks) == []
-    assert {c.name for c in checks if c.verdict == "not measured"} == {
-        "champion comparison",
-        "oldest engine in the field",
-        "stability run",
-    }
+def test_a_good_build_passes_and_says_what_it_could_not_measure(built):
+    """All floors kept and nothing lost: pass; an old engine and a long run are named as not measured."""
+    report = built.write().judge()
+    assert report["verdict"] == "pass"
+    assert set(by_verdict(report, "not measured")) == {"oldest engine in the field", "stability run"}
+    assert not by_verdict(report, "fail")
+    assert not by_verdict(report, "inconclusive")
+    assert set(report["comparison"]) == {FP32, PRUNED, INT8}
+    assert report["comparison"][INT8]["n"] == 2500
+    assert report["comparison"][INT8]["drop_pp"] == 0
+
+
+def test_the_first_release_has_no_champion(tmp_path):
+    """Said, not failed: nothing to compare with is no regression."""
+    report = GateWorkspace(path=tmp_path, champion=False).write().judge()
+    assert report["verdict"] == "pass"
+    said = by_verdict(report, "not measured")["champion comparison"]
+    assert "nothing has been released yet" in said["evidence"]
+    assert report["comparison"] == {}
+    assert not [check for check in report["checks"] if check["name"].endswith("against the champion")]
+
+
+def worse(built):
+    """15 of 2,500 images lost: 0.6 pp."""
+    for label in range(5):
+        built.lose(INT8, label, 3)
+
+
+def worse_a_little(built):
+    """12 of 2,500 images lost: 0.48 pp."""
+    built.lose(INT8, 0, 12)
+
+
+def class_collapsed(built):
+    """A quarter of one class's images lost, as many gained elsewhere: no drop at all."""
+    built.lose(INT8, 3, 60)
+    for label in (0, 1, 2, 4, 5):
+        built.gain(INT8, label, 12)
+
+
+def swapped(built):
+    """Another file under the variant's name, as long as the right one."""
+    built.models[INT8] = b"x" * len(INT8)
+
+
+def longer(built):
+    """A file of another length than was converted, in all else consistent."""
+    built.models[INT8] += b"\0"
+    sha256 = digest(built.models[INT8])
+    built.cards[INT8]["mnn_sha256"] = sha256
+    built.parity[f"{INT8}/mnn_sha256"] = built.bench[f"{INT8}/mnn_sha256"] = sha256
+
+
+def stale_parity(built):
+    """A parity report of an older file."""
+    built.parity[f"{INT8}/mnn_sha256"] = digest(b"older")
+
+
+def stale_bench(built):
+    """A benchmark of an older file."""
+    built.bench[f"{INT8}/mnn_sha256"] = digest(b"older")
+
+
+def stale_card(built):
+    """A card of an older file."""
+    built.cards[INT8]["mnn_sha256"] = digest(b"older")
+
+
+def bgr_in_the_record(built):
+    """Someone edits the colour order in the card: what the device would do is not what was proven."""
+    built.cards[INT8]["preprocess"] = BGR.to_dict()
+
+
+def bgr_in_record_and_digest(built):
+    """A consistent card of another preprocessing than parity ran."""
+    built.cards[INT8] |= {"preprocess": BGR.to_dict(), "preprocess_sha256": BGR.digest()}
+
+
+def no_such_preprocess(built):
+    """A record that is none."""
+    built.cards[INT8]["preprocess"] = PREPROCESS.to_dict() | {"color_order": "GRB"}
+
+
+def int8_is_float(built):
+    """Perfect parity, because nothing was quantised."""
+    built.parity[f"{INT8}/int8_ops_count"] = 0
+
+
+def parity_failed(built):
+    """What the stage parity found."""
+    built.parity |= {f"{INT8}/parity_ok": 0, f"{INT8}/reason": "error 0.4 of the range, allowed 0.25"}
+
+
+def class_gone(built):
+    """The data set lost a folder: the build does not know a class of the champion at all."""
+    gone = CLASSES - 1
+    for name in built.now:
+        built.cards[name]["labels"] = built.labels[:gone]
+        built.now[name] = np.where(built.now[name] == gone, 0, built.now[name])
+    built.label = np.where(built.label == gone, -1, built.label)
+
+
+ACCURACY_LOST = f"{INT8}: accuracy lost against the champion"
+CLASS_LOST = f"{INT8}: class lost against the champion"
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "reason"),
+    ("fault", "refused", "reason"),
     [
-        (f"{FP32}/top1", 0.899, f"{FP32}: accuracy floor"),
-        (f"{PRUNED}/top1", 0.9599, f"{PRUNED}: accuracy lost against {FP32}"),
-        (f"{INT8}/top1", 0.9549, f"{INT8}: accuracy lost against {PRUNED}"),
-        (f"{INT8}/parity_ok", False, f"{INT8}: parity with torch and ONNX Runtime"),
-        (f"{INT8}/agreement", 0.9895, f"{INT8}: predictions that differ from torch"),
-        (f"{FP32}/size_bytes", 10_000_001, f"{FP32}: model size"),
-        (f"{FP32}/p95_bound_ms", 50.1, f"{FP32} on local: P95 latency, 99 % bound"),
-        (f"{FP32}/p99_bound_ms", 100.1, f"{FP32} on local: P99 latency, 99 % bound"),
-        (f"{FP32}/peak_memory_mb", 120.5, f"{FP32} on local: peak memory"),
+        (worse, ACCURACY_LOST, "edgeloop-x version 3, .*: 95 % interval 0.28 to 0.96 pp$"),
+        (class_collapsed, CLASS_LOST, r"class 3: right on 177 of 250, was 237 \(p = 8.7e-19\)$"),
+        (class_gone, "classes of the champion that are gone", "does not know class 9"),
+        (swapped, f"{INT8}: {IDENTITY}", "card.json is about .*parity.json is about .*local.json is about"),
+        (longer, f"{INT8}: {IDENTITY}", "^convert.json is about 16 bytes, not 17 bytes$"),
+        (stale_card, f"{INT8}: {IDENTITY}", "^card.json is about [0-9a-f]{12}, not [0-9a-f]{12}$"),
+        (stale_parity, f"{INT8}: {IDENTITY}", "^parity.json is about [0-9a-f]{12}, not [0-9a-f]{12}$"),
+        (stale_bench, f"{INT8}: {IDENTITY}", "^benchmark/local.json is about [0-9a-f]{12}, not "),
+        (bgr_in_the_record, f"{INT8}: {PROVEN}", "^card.json names .*; parity.json names "),
+        (
+            bgr_in_record_and_digest,
+            f"{INT8}: {PROVEN}",
+            f"^parity.json names {PREPROCESS.digest()[:12]}, the",
+        ),
+        (no_such_preprocess, f"{INT8}: {PROVEN}", "^card.json: preprocess.color_order = 'GRB'"),
+        (int8_is_float, f"{INT8}: parity with torch and ONNX Runtime", "no operator ran in int8"),
+        (parity_failed, f"{INT8}: parity with torch and ONNX Runtime", "error 0.4 of the range, allowed"),
     ],
 )
-def test_one_fault_is_refused_for_its_own_reason(key, value, reason):
-    """Just past each threshold: the build is refused, and by this check alone."""
-    checks = evaluate(*build(**{key: value}), GateParams())
-    assert overall(checks) == "fail"
-    assert failed(checks) == [reason]
+def test_one_fault_is_refused_for_its_own_reason(built, fault, refused, reason):
+    """One fault, one failed check, whose evidence says what is wrong; and the page begins with it."""
+    fault(built)
+    report = built.write().judge()
+    assert report["verdict"] == "fail"
+    assert list(by_verdict(report, "fail")) == [refused]
+    assert re.search(reason, by_verdict(report, "fail")[refused]["evidence"])
+    page = (built.path / "reports" / "gate.md").read_text(encoding="utf-8").splitlines()
+    assert page[0].startswith("**Gate: fail** (1 fail")
+    assert page[6].startswith(f"| {refused} |")
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("report", "key", "value", "refused"),
     [
-        (f"{FP32}/top1", 0.96),  # the pruned model may then even be better
-        (f"{PRUNED}/top1", 0.9601),
-        (f"{INT8}/agreement", 0.99),
-        (f"{FP32}/size_bytes", 10_000_000),
-        (f"{FP32}/p95_bound_ms", 50.0),
+        ("parity", f"{FP32}/agreement", 0.9895, f"{FP32}: predictions that differ from torch"),
+        ("convert", None, None, f"{FP32}: model size"),
+        ("bench", f"{FP32}/p95_bound_ms", 50.1, f"{FP32} on local: P95 latency, 99 % bound"),
+        ("bench", f"{FP32}/p99_bound_ms", 100.1, f"{FP32} on local: P99 latency, 99 % bound"),
+        ("bench", f"{FP32}/peak_memory_mb", 120.5, f"{FP32} on local: peak memory"),
     ],
 )
-def test_on_the_threshold_passes(key, value):
-    """Thresholds are allowed values themselves."""
-    assert overall(evaluate(*build(**{key: value}), GateParams())) == "pass"
+def test_just_past_a_threshold_is_refused(built, report, key, value, refused):
+    """Each floor by itself, a little beyond its value."""
+    if key:
+        getattr(built, report)[key] = value
+    params = {} if key else {"max_size_mb": (len(FP32) - 0.5) / 1e6}
+    if not key:
+        for name in (PRUNED, INT8):
+            built.models[name] = built.models[name][:5]
+        built = GateWorkspace(path=built.path, models=built.models)
+    found = built.write().judge(**params)
+    assert list(by_verdict(found, "fail")) == [refused]
 
 
 @pytest.mark.parametrize(
-    "key", [f"{INT8}/top1", f"{INT8}/parity_ok", f"{INT8}/agreement", f"{INT8}/p95_bound_ms"]
+    ("floor", "losses", "refused"),
+    [
+        (0.95, {FP32: 1, PRUNED: 1, INT8: 1}, [f"{name}: accuracy floor" for name in (FP32, PRUNED, INT8)]),
+        (0.9, {PRUNED: 26, INT8: 26}, [f"{PRUNED}: accuracy lost against {FP32}"]),
+        (0.9, {INT8: 26}, [f"{INT8}: accuracy lost against {PRUNED}"]),
+        (0.9, {INT8: 25}, []),  # 1 pp of 2,500 images: on the threshold
+    ],
 )
-def test_missing_evidence_is_not_measured_and_refuses(key):
+def test_accuracy_is_held_against_floor_and_parent(tmp_path, floor, losses, refused):
+    """One image too many for the floor, for pruning, for quantising: refused; on the threshold: not."""
+    built = GateWorkspace(path=tmp_path, champion=False)
+    for name, count in losses.items():
+        built.lose(name, 0, count)
+    assert list(by_verdict(built.write().judge(min_top1=floor), "fail")) == refused
+
+
+def test_a_small_drop_passes_with_its_interval(built):
+    """0.48 pp of 2,500 images is within the limit, and how uncertain that is stands beside it."""
+    worse_a_little(built)
+    report = built.write().judge()
+    assert report["verdict"] == "pass"
+    comparison = report["comparison"][INT8]
+    assert comparison["drop_pp"] == 0.48
+    low, high = comparison["interval_pp"]
+    assert low < 0.48 < high
+    page = (built.path / "reports" / "gate.md").read_text(encoding="utf-8")
+    row = f"| {INT8} | the same | 2500 | 0.48 ≤ 0.5 | {low:.2f} to {high:.2f} | pass | none |"
+    assert row in page.splitlines()
+
+
+def test_few_images_cannot_tell_and_the_floors_decide(tmp_path):
+    """1,999 images with the same drop of 0.6 pp: inconclusive, and the build passes on its floors."""
+    built = GateWorkspace(path=tmp_path, n=1999, wrong_then=100)
+    built.lose(INT8, 0, 12)
+    report = built.write().judge()
+    assert report["verdict"] == "pass"
+    check = by_verdict(report, "inconclusive")[ACCURACY_LOST]
+    assert (check["measured"], check["n"]) == (0.6003, 1999)
+    assert "fewer than 2000 images" in check["note"]
+
+
+def test_a_drop_beyond_all_doubt_is_refused_on_few_images(tmp_path):
+    """400 images and 8 pp lost over all classes: the whole interval lies beyond the limit."""
+    built = GateWorkspace(path=tmp_path, n=400, wrong_then=20)
+    for label in range(8):
+        built.lose(INT8, label, 4)
+    report = built.write().judge(min_top1=0.5, max_precision_drop_pp=100)
+    assert list(by_verdict(report, "fail")) == [ACCURACY_LOST]
+    assert report["comparison"][INT8]["interval_pp"][0] > 0.5
+
+
+def test_a_lost_class_is_refused_on_few_images(tmp_path):
+    """36 images a class, ten of one lost and ten won elsewhere: nothing lost in all, one class collapsed."""
+    built = GateWorkspace(path=tmp_path, n=360, wrong_then=20)
+    built.lose(INT8, 7, 10)
+    for label in (0, 1, 2, 3, 4):
+        built.gain(INT8, label, 2)
+    report = built.write().judge()
+    assert list(by_verdict(report, "fail")) == [CLASS_LOST]
+    assert report["comparison"][INT8]["drop_pp"] == 0
+    changed = {c["label"]: (c["champion"], c["candidate"]) for c in report["comparison"][INT8]["classes"]}
+    assert changed["class 7"] == (round(34 / 36, 6), round(24 / 36, 6))
+
+
+def test_a_small_class_may_fall_by_chance(tmp_path):
+    """10 images a class, three lost: 30 pp that chance explains; the reviewer is told, the build passes."""
+    built = GateWorkspace(path=tmp_path, n=100, wrong_then=0)
+    built.lose(INT8, 7, 3)
+    report = built.write().judge(max_precision_drop_pp=100)
+    assert not by_verdict(report, "fail")
+    check = by_verdict(report, "pass")[CLASS_LOST]
+    assert check["note"] == "fell, perhaps by chance: class 7: right on 7 of 10, was 10 (p = 0.12)"
+
+
+def test_classes_too_small_for_any_test_are_inconclusive(tmp_path):
+    """5 images a class cannot show a collapse, so none was excluded."""
+    report = GateWorkspace(path=tmp_path, n=50, wrong_then=0).write().judge()
+    assert CLASS_LOST in by_verdict(report, "inconclusive")
+
+
+@pytest.mark.parametrize(("kept", "verdict"), [(0, "not measured"), (1249, "inconclusive"), (1250, "pass")])
+def test_a_champion_of_another_test_set_proves_nothing(built, kept, verdict):
+    """No image in common: not measured; less than half: inconclusive, with the numbers; never a pass."""
+    built.n = 5000 if kept else 2500
+    built.__post_init__()
+    built.write()
+    path = built.path / "champion" / "predictions.parquet"
+    table = pd.read_parquet(path)
+    kept = kept * 2
+    table.loc[kept:, "sha256"] = [digest(f"other {row}".encode()) for row in range(len(table) - kept)]
+    table.to_parquet(path, index=False)
+    record = json.loads((built.path / "champion" / "champion.json").read_text())
+    record["predictions_sha256"] = digest(path.read_bytes())
+    (built.path / "champion" / "champion.json").write_text(json.dumps(record))
+    report = built.judge()
+    assert report["verdict"] == "pass"
+    assert {ACCURACY_LOST, CLASS_LOST} <= set(by_verdict(report, verdict))
+    assert (INT8 in report["comparison"]) is (kept > 0)
+    texts = [c["evidence"] + c["note"] for c in by_verdict(report, verdict).values() if INT8 in c["name"]]
+    if verdict == "not measured":
+        assert all(
+            "none of the 2500 test images is one edgeloop-x version 3 was judged on" in t for t in texts
+        )
+    if verdict == "inconclusive":
+        assert all("only 2498 of 5000 test images are the champion's" in t for t in texts)
+
+
+def test_a_variant_without_counterpart_is_not_measured(built):
+    """The champion has no int8 variant: said for that variant alone."""
+    built.write()
+    path = built.path / "champion" / "champion.json"
+    record = json.loads(path.read_text())
+    del record["variants"][INT8]
+    path.write_text(json.dumps(record))
+    report = built.judge()
+    check = by_verdict(report, "not measured")[ACCURACY_LOST]
+    assert check["evidence"] == "edgeloop-x version 3 has no variant of precision i8"
+    assert set(report["comparison"]) == {FP32, PRUNED}
+
+
+@pytest.mark.parametrize(
+    ("report", "key"),
+    [
+        ("parity", "top1"),
+        ("parity", "parity_ok"),
+        ("parity", "agreement"),
+        ("parity", "int8_ops_count"),
+        ("parity", "mnn_sha256"),
+        ("parity", "preprocess_sha256"),
+        ("bench", "p95_bound_ms"),
+        ("bench", "flags"),
+        ("bench", "mnn_sha256"),
+        ("convert", "size_bytes"),
+    ],
+)
+def test_missing_evidence_is_not_measured_and_refuses(built, report, key):
     """A report without the value: not measured, and what is not measured is no pass."""
-    checks = evaluate(*build(**{key: None}), GateParams())
-    assert overall(checks) == "fail"
-    assert failed(checks) == []
+    built.write()
+    del getattr(built, report)[f"{INT8}/{key}"]
+    found = built.write(top1=False).judge()
+    assert found["verdict"] == "fail"
+    assert not by_verdict(found, "fail")
+    assert any(check["required"] for check in by_verdict(found, "not measured").values())
 
 
-def test_a_device_without_a_benchmark_refuses():
-    """A report that says nothing about the variants: latency not measured, the build refused."""
-    convert, parity, _ = build()
-    checks = evaluate(convert, parity, {"local": {}}, GateParams())
-    assert overall(checks) == "fail"
-    assert failed(checks) == []
+def test_what_a_stale_report_measured_is_not_measured(built):
+    """Accuracy, parity and comparison of an older file are nothing of this one; latency still is."""
+    stale_parity(built)
+    report = built.write().judge()
+    absent = set(by_verdict(report, "not measured"))
+    assert {f"{INT8}: accuracy floor", f"{INT8}: predictions that differ from torch", ACCURACY_LOST} <= absent
+    assert f"{INT8} on local: P99 latency, 99 % bound" in by_verdict(report, "pass")
+    assert f"{PRUNED}: accuracy floor" in by_verdict(report, "pass")
 
 
-def write_reports(workspace, *devices):
-    """A workspace with a good build's reports, benchmarked on `devices`."""
-    convert, parity, benchmarks = build()
-    write_json(workspace / "reports" / "convert.json", convert)
-    write_json(workspace / "reports" / "parity.json", parity)
-    for name in (FP32, PRUNED, INT8):
-        model = workspace / "models" / "mnn" / name / "model.mnn"
-        model.parent.mkdir(parents=True, exist_ok=True)
-        model.write_bytes(name.encode())
-    hashes = {
-        f"{name}/mnn_sha256": hashlib.sha256(name.encode()).hexdigest() for name in (FP32, PRUNED, INT8)
-    }
-    for device in devices:
-        write_json(workspace / "reports" / "benchmark" / f"{device}.json", benchmarks["local"] | hashes)
+def test_predictions_of_another_run_are_refused(built):
+    """predictions.parquet comes to another accuracy than parity.json says: it is not of that run."""
+    built.write()
+    built.lose(INT8, 0, 1)
+    report = built.write(top1=False).judge()
+    assert list(by_verdict(report, "fail")) == [f"{INT8}: {IDENTITY}"]
+    assert "predictions.parquet is about top-1 0.9496, not top-1 0.95" in str(by_verdict(report, "fail"))
+    assert ACCURACY_LOST in by_verdict(report, "not measured")
 
 
-def test_a_report_of_a_device_that_is_gone_is_refused(tmp_path):
-    """A stale measurement must not count as this build's: the file is named."""
-    write_reports(tmp_path, "local", "old-phone")
-    with pytest.raises(UserError, match="old-phone"):
-        gate(tmp_path, GateParams())
+def test_a_model_nobody_speaks_of_is_refused(built):
+    """A file put beside the converted ones would be shipped: all evidence about it is missing."""
+    extra = "mbv3s-p30-w8-r32"
+    built.models[extra] = b"extra"
+    built.cards[extra] = built.cards[INT8] | {"mnn_sha256": digest(b"extra")}
+    report = built.write().judge()
+    assert report["verdict"] == "fail"
+    assert (
+        "parity.json says nothing" in by_verdict(report, "not measured")[f"{extra}: {IDENTITY}"]["evidence"]
+    )
 
 
-def test_a_missing_device_report_is_refused(tmp_path):
-    """No benchmark at all is no pass."""
-    write_reports(tmp_path)
-    with pytest.raises(UserError, match=r"local\.json"):
-        gate(tmp_path, GateParams())
+def test_a_converted_model_that_is_gone_is_refused(built):
+    """The convert report speaks of it, nothing lies there."""
+    built.write()
+    shutil.rmtree(built.path / "models" / "mnn" / INT8)
+    report = built.judge()
+    refused = by_verdict(report, "fail")[f"{INT8}: {IDENTITY}"]
+    assert refused["evidence"] == f"there is no models/mnn/{INT8}/model.mnn"
 
 
-def test_a_benchmark_of_other_bytes_is_refused(tmp_path):
-    """A latency measured before the model changed is no latency of this model."""
-    write_reports(tmp_path, "local")
-    (tmp_path / "models" / "mnn" / INT8 / "model.mnn").write_bytes(b"another")
-    with pytest.raises(UserError, match=rf"local\.json measured {INT8}"):
-        gate(tmp_path, GateParams())
+@pytest.mark.parametrize("bound_ms", [1.0, 500.0])
+def test_latency_of_a_noisy_host_is_inconclusive(built, bound_ms):
+    """Fast or slow, a flagged run is neither pass nor fail, and does not refuse."""
+    built.bench |= {f"{FP32}/flags": "noisy", f"{FP32}/p95_bound_ms": bound_ms}
+    report = built.write().judge()
+    assert report["verdict"] == "pass"
+    latency = by_verdict(report, "inconclusive")
+    assert set(latency) == {f"{FP32} on local: {p} latency, 99 % bound" for p in ("P95", "P99")}
+    assert all(check["evidence"] == "latency invalid: noisy" for check in latency.values())
 
 
-def test_files_changed_after_the_verdict_are_found(tmp_path):
-    """Bit rot in a model, whatever its time stamp says, is not what was judged."""
-    write_reports(tmp_path, "local")
-    report = gate(tmp_path, GateParams())
-    require_judged(tmp_path, report)
-    (tmp_path / "models" / "mnn" / INT8 / "model.mnn").write_bytes(b"rotten")
-    with pytest.raises(UserError, match=rf"{INT8}/model\.mnn is not what the gate judged"):
-        require_judged(tmp_path, report)
+def test_a_large_share_of_the_memory_is_warned_of(built):
+    """Above 70 % of what the device has available: no refusal, and the page says it."""
+    built.bench |= {f"{FP32}/available_memory_mb": 28.5, f"{PRUNED}/available_memory_mb": 28.6}
+    report = built.write().judge()
+    noted = {c["name"]: c["note"] for c in by_verdict(report, "pass").values() if "memory" in c["name"]}
+    assert noted[f"{FP32} on local: peak memory"].startswith("warning: more than 70% of the 28.5 MiB")
+    assert noted[f"{PRUNED} on local: peak memory"] == ""
+    assert "**To be looked at**" in (built.path / "reports" / "gate.md").read_text(encoding="utf-8")
 
 
-def test_evidence_covers_models_cards_reports_and_thresholds(tmp_path):
-    """Any byte of what was judged, or a threshold, gives another evidence hash."""
-    write_reports(tmp_path, "local")
-    card = tmp_path / "models" / "mnn" / FP32 / "card.json"
-    hashes = [gate(tmp_path, GateParams())["evidence_sha256"]]
-    card.write_text("[]", encoding="utf-8")
-    hashes.append(gate(tmp_path, GateParams())["evidence_sha256"])
-    card.write_text("{}", encoding="utf-8")
-    hashes.append(gate(tmp_path, GateParams())["evidence_sha256"])
-    hashes.append(gate(tmp_path, GateParams(max_size_mb=9.0))["evidence_sha256"])
-    assert len(set(hashes)) == 4
-    assert gate(tmp_path, GateParams(max_size_mb=9.0))["evidence_sha256"] == hashes[-1]
-
-
-def test_latency_of_a_noisy_host_is_inconclusive_and_does_not_refuse():
-    """The same slow bound on a flagged run: neither pass nor fail, and the flag is the evidence."""
-    checks = evaluate(*build(**{f"{FP32}/flags": "noisy", f"{FP32}/p95_bound_ms": 500.0}), GateParams())
-    latency = [c for c in checks if c.name.startswith(f"{FP32} on local") and "latency" in c.name]
-    assert {c.verdict for c in latency} == {"inconclusive"}
-    assert all("noisy" in c.evidence for c in latency)
-    assert overall(checks) == "pass"
-
-
-def test_allowed_disagreements_are_at_least_one():
+def test_allowed_disagreements_are_at_least_one(tmp_path):
     """50 images at 99 %: half an image rounds up to one, so one flip passes and two fail."""
-    small = {f"{INT8}/n": 50}
-    assert overall(evaluate(*build(**small, **{f"{INT8}/agreement": 0.98}), GateParams())) == "pass"
-    assert overall(evaluate(*build(**small, **{f"{INT8}/agreement": 0.96}), GateParams())) == "fail"
+    for agreement, failed in ((0.98, 0), (0.96, 1)):
+        built = GateWorkspace(path=tmp_path, n=50, wrong_then=0, champion=False)
+        built.parity[f"{INT8}/agreement"] = agreement
+        assert len(by_verdict(built.write().judge(), "fail")) == failed
 
 
-def test_the_table_lists_refusals_first():
-    """A reviewer reads the verdict, then the failed rows, then the rest."""
-    checks = evaluate(*build(**{f"{INT8}/top1": 0.5}), GateParams())
-    lines = markdown(overall(checks), checks).splitlines()
-    assert lines[0].startswith("**Gate: fail** (2 fail")
-    assert "**fail**" in lines[4]
-    assert "**fail**" in lines[5]
-    assert "**pass**" in lines[-1]
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("reports/benchmark/local.json", None, r"local\.json"),
+        ("reports/parity.json", None, r"parity\.json"),
+        ("reports/parity.json", f'{{"{INT8}/top1": NaN}}', "top1 is nan"),
+        ("reports/benchmark/old-phone.json", "{}", "old-phone"),
+        ("models/parity/predictions.parquet", None, "dvc repro parity"),
+        (f"models/mnn/{INT8}/card.json", None, r"card\.json"),
+        (f"models/mnn/{INT8}/card.json", '{"labels": ["cat"]}', "the same in every card"),
+        ("champion/champion.json", None, r"there is no .*champion\.json"),
+        ("champion/champion.json", '{"name": 1}', "version: Field required"),
+        ("champion/predictions.parquet", "", "the predictions .* names"),
+    ],
+)
+def test_what_cannot_be_read_is_one_clear_error(built, file, content, message):
+    """A missing or corrupt file is no verdict: the error names it and the next step."""
+    built.write()
+    path = built.path / file
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        built.judge()
+
+
+def test_no_model_at_all_is_no_pass(built):
+    """Nothing to judge is refused, not passed for want of a failed check."""
+    built.write()
+    shutil.rmtree(built.path / "models" / "mnn")
+    with pytest.raises(UserError, match="holds no model"):
+        built.judge()
+
+
+def test_evidence_covers_all_that_was_judged(built):
+    """Any file a verdict rests on, or a threshold, gives another evidence hash; the same gives the same."""
+    for name in ("local_samples.parquet", "local_layers.csv"):
+        (built.path / "reports" / "benchmark").mkdir(parents=True, exist_ok=True)
+        (built.path / "reports" / "benchmark" / name).write_bytes(b"1")
+    report = built.write().judge()
+    assert set(report["evidence"]) == {
+        "champion/champion.json",
+        "champion/predictions.parquet",
+        "models/parity/predictions.parquet",
+        "reports/convert.json",
+        "reports/parity.json",
+        *(f"reports/benchmark/local{end}" for end in (".json", "_samples.parquet", "_layers.csv")),
+        *(f"models/mnn/{name}/{file}" for name in built.models for file in ("card.json", "model.mnn")),
+    }
+    hashes = [report["evidence_sha256"], built.judge(max_size_mb=9.0)["evidence_sha256"]]
+    (built.path / "reports" / "benchmark" / "local_samples.parquet").write_bytes(b"2")
+    hashes += [
+        built.judge(max_size_mb=9.0)["evidence_sha256"],
+        built.judge(max_size_mb=9.0)["evidence_sha256"],
+    ]
+    assert len(set(hashes)) == 3
+    assert hashes[-1] == hashes[-2]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        f"models/mnn/{INT8}/model.mnn",
+        f"models/mnn/{INT8}/card.json",
+        "models/parity/predictions.parquet",
+        "champion/champion.json",
+        "reports/parity.json",
+    ],
+)
+def test_files_changed_after_the_verdict_are_found(built, file):
+    """Bit rot in any file, whatever its time stamp says, is not what was judged."""
+    report = built.write().judge()
+    require_judged(built.path, report)
+    (built.path / file).write_bytes((built.path / file).read_bytes() + b" ")
+    with pytest.raises(UserError, match="is not what the gate judged"):
+        require_judged(built.path, report)
+
+
+def test_an_edited_verdict_is_found(built):
+    """`pass` written over `fail`, with or without a new hash: the checks say otherwise."""
+    stale_bench(built)
+    report = built.write().judge() | {"verdict": "pass"}
+    with pytest.raises(UserError, match=r"reports/gate\.json is not what the gate judged"):
+        require_judged(built.path, report)
+    with pytest.raises(UserError, match="its checks say otherwise"):
+        require_judged(built.path, report | {"evidence_sha256": evidence_sha256(report)})
+    with pytest.raises(UserError, match="is not what the gate judged"):
+        require_judged(built.path, {})

@@ -1,6 +1,7 @@
 """`edgeloop init`: a workspace for someone's own images, or one clear error."""
 
 import os
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -12,7 +13,13 @@ from PIL import Image
 
 from fleet.device.errors import UserError
 from flows.doctor.workspace import check_workspace
+from tasks.champion import read_champion
 from tasks.init import init_workspace
+from tasks.nn.arch import Architecture
+from tasks.nn.init import load_matching, read_state
+from tasks.prepare import PrepareParams, prepare
+from tasks.stage import load_params
+from tasks.train import TrainParams
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,10 +51,11 @@ def test_a_workspace_refers_to_the_images_where_they_lie(repository, tmp_path):
     params = yaml.safe_load((made.path / "params.yaml").read_text(encoding="utf-8"))
     assert params["prepare"]["source"] == {"kind": "folder", "path": str(images)}
     assert (made.path / params["root"]).resolve() == repository
-    assert not params["gate"]  # not the digits' accuracy floor
+    assert params["gate"] == {"min_top1": 0.9}  # the gate's default, not the digits' accuracy floor
     assert "flip" in params["train"]["augment"]
     assert {f.status for f in check_workspace(made)} == {"ok"}
     assert (made.path / "dvc.yaml").readlink() == Path("../../dvc.yaml")
+    assert read_champion(made.path / "champion") is None  # nothing has been released
     assert (found.images_count, found.classes_count, found.side_px) == (6, 2, 100)
 
 
@@ -113,7 +121,7 @@ def test_a_newline_in_the_path_stays_in_its_line(repository, tmp_path):
     made, _ = init_workspace(repository, "hostile", images)
     params = yaml.safe_load((made.path / "params.yaml").read_text(encoding="utf-8"))
     assert params["prepare"]["source"]["path"] == str(images)
-    assert not params["gate"]
+    assert params["gate"] == {"min_top1": 0.9}
 
 
 @pytest.mark.parametrize(
@@ -178,3 +186,71 @@ def test_a_tar_may_hold_names_in_any_encoding(repository, tmp_path):
     made, found = init_workspace(repository, "mine", tmp_path / "images.tar")
     assert found.images_count == 6
     assert made.path.is_dir()
+
+
+def _named_only(folder: Path, splits: dict[str, int]) -> Path:
+    """So many images a class in each split; the same picture under many names, which only `prepare` sees."""
+    picture = _images(folder.with_name("one"), each=1) / "class 0" / "ü 0.png"
+    for split, count in splits.items():
+        for label in ("a", "b"):
+            (folder / split / label).mkdir(parents=True)
+            for number in range(count):
+                (folder / split / label / f"{number}.png").hardlink_to(picture)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("splits", "expected", "least"),
+    [
+        ({"": 150}, {"train": 110, "val": 30, "calibration": 100, "test": 60}, None),
+        ({"": 140}, {"train": 131, "val": 28, "calibration": 65, "test": 56}, 65),
+        ({"": 6}, {"train": 6, "val": 1, "calibration": 3, "test": 2}, 3),
+        ({"train": 20, "test": 10, "val": 5}, {"train": 27, "val": 10, "calibration": 13, "test": 20}, 13),
+    ],
+    ids=str,
+)
+def test_small_sets_are_divided_as_they_allow(repository, tmp_path, splits, expected, least):
+    """The splits are told at once; where min_images asks too much it is lowered, and that is said."""
+    made, found = init_workspace(repository, "mine", _named_only(tmp_path / "images", splits))
+    assert found.forecast.splits == expected
+    params = yaml.safe_load((made.path / "params.yaml").read_text(encoding="utf-8"))
+    assert params["prepare"].get("calibration") == (least and {"min_images": least})
+    notes = found.forecast.notes()
+    few = f"{expected['calibration']} calibration images"
+    assert any(note.startswith(few) for note in notes) is bool(least)
+    assert any(f"min_images is set to {least}:" in note for note in notes) is bool(least)
+    assert any(note.startswith(f"{expected['test']} test images: a top-1 of 90%") for note in notes)
+    assert any(note.startswith("2 classes with fewer than 20") for note in notes) is (expected["train"] < 40)
+
+
+@pytest.mark.parametrize("count", [30, 120])
+def test_the_splits_that_are_told_are_those_that_come_out(repository, tmp_path, count, monkeypatch):
+    """`prepare` with the parameters written divides as `init` said, and does not stop."""
+    made, found = init_workspace(repository, "mine", _images(tmp_path / "images", each=count, side=32))
+    monkeypatch.chdir(made.path)
+    report = prepare(load_params("prepare", PrepareParams))
+    assert {name: report[f"{name}_images_count"] for name in found.forecast.splits} == found.forecast.splits
+
+
+def test_what_cannot_be_divided_is_refused(repository, tmp_path):
+    """Four images give no validation set: nothing is made."""
+    with pytest.raises(UserError, match="no images in val"):
+        init_workspace(repository, "mine", _images(tmp_path / "images", each=2))
+    assert not (repository / "workspaces").exists()
+
+
+def test_our_own_weights_are_offered_and_fit(repository, tmp_path, monkeypatch):
+    """Without the `#` the lines name a file of the repository that loads into the default architecture."""
+    golden = ROOT / "models" / "golden"
+    (repository / "models").mkdir()
+    (repository / "models" / "golden").symlink_to(golden)
+    made, _ = init_workspace(repository, "mine", _images(tmp_path / "images"))
+    path = made.path / "params.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert "init" not in yaml.safe_load(text)["train"]
+    path.write_text(re.sub(r"^#(  +\w+:)", r"\1", text, flags=re.MULTILINE), encoding="utf-8")
+    monkeypatch.chdir(made.path)
+    params = load_params("train", TrainParams)
+    model = Architecture(name=params.architecture, num_classes=2, activation=params.activation).build()
+    loaded = load_matching(model, read_state(params.init), origin="golden")
+    assert (loaded.loaded_count > 200, loaded.fresh_count) == (True, 2)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -482,3 +483,29 @@ def test_a_store_that_is_none_is_refused_before_the_work(tmp_path, uri):
     (tmp_path / "garbage.db").write_bytes(b"garbage" * 1000)
     with pytest.raises(UserError, match=r"mlflow\.db away"):
         tracking.check_store(uri.format(folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("postgresql+psycopg2://me:s3cret@127.0.0.1/runs", "driver `psycopg2` is not installed"),
+        ("mssql+pyodbc://me:s3cret@place", "driver `pyodbc` is not installed"),
+        ("mysql+nothing://me:s3cret@127.0.0.1/runs", "cannot be read, or SQLAlchemy knows no such"),
+        ("mysql://me:s3cret@127.0.0.1:port/runs", "cannot be read"),
+    ],
+)
+def test_a_database_that_cannot_be_asked_is_an_error_without_its_password(uri, said):
+    """No driver, an unknown one, no address: one error before the work, which does not quote the URI."""
+    with pytest.raises(UserError, match=said) as refused:
+        tracking.check_store(uri)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_database_that_does_not_listen_is_an_error(monkeypatch):
+    """With its driver installed, what is asked is whether anything listens at that address."""
+    monkeypatch.setitem(sys.modules, "psycopg2", types.ModuleType("psycopg2"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        tracking.check_store(f"postgresql+psycopg2://me:s3cret@127.0.0.1:{port}/runs")
+    with pytest.raises(UserError, match=r"127\.0\.0\.1.*refused"):
+        tracking.check_store(f"postgresql+psycopg2://me:s3cret@127.0.0.1:{port}/runs")

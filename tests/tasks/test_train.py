@@ -25,6 +25,7 @@ from tasks.nn.loop import evaluate
 from tasks.stage import write_json
 from tasks.train import TrainParams, _say_unusual, main, train
 
+ROOT = Path(__file__).resolve().parents[2]
 SECTION: dict[str, Any] = {
     "preprocess": {"size_px": 32},
     "epochs": 1,
@@ -243,10 +244,21 @@ def test_data_that_validate_refused_is_refused(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("size", "said"),
     [
-        ((352, 2_000_000, 100_000_000), ["input 352 px is larger than the usual 320 px"]),
-        ((320, 724_000, 100_000_000), ["0.724 M parameters is outside the usual 1 to 20 M"]),
-        ((224, 20_000_000, 1_000_000_001), ["2e+03 M FLOPs an image is outside the usual 100 to 2000 M"]),
+        ((352, 2_000_000, 200_000_000), ["input 352 px is larger than the usual 320 px"]),
+        (
+            (320, 724_000, 200_000_000),
+            ["0.724 M parameters are outside the usual 1 to 20 M; measured latency decides"],
+        ),
+        (
+            (224, 20_000_000, 1_000_500_000),
+            ["2001 M FLOPs an image of 224 px are outside the usual 100 to 2000 M; measured latency decides"],
+        ),
+        (
+            (112, 20_000_000, 250_500_000),
+            ["501 M FLOPs an image of 112 px are outside the usual 25 to 500 M; measured latency decides"],
+        ),
         ((224, 1_000_000, 50_000_000), []),
+        ((112, 1_000_000, 12_500_000), []),
     ],
 )
 def test_unusual_sizes_are_said(
@@ -255,6 +267,16 @@ def test_unusual_sizes_are_said(
     """Input, parameters and FLOPs beyond the usual range get a line each on stderr; the bounds are usual."""
     _say_unusual(size[0], params_count=size[1], macs_count=size[2])
     assert capsys.readouterr().err.splitlines() == [f"train: {line}" for line in said]
+
+
+@pytest.mark.parametrize(
+    "report", [ROOT / "reports/train.json", *sorted(ROOT.glob("presets/*/reports/train.json"))]
+)
+def test_our_own_presets_are_usual(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A build of a preset starts without a remark on the model we chose for it."""
+    trained = json.loads(report.read_text(encoding="utf-8"))
+    _say_unusual(trained["size_px"], params_count=trained["params_count"], macs_count=trained["macs_count"])
+    assert capsys.readouterr().err == ""
 
 
 RANK = """

@@ -1,8 +1,11 @@
 """The stage validate: what would spoil training stops it by name; what is merely doubtful is reported."""
 
 import json
+import os
+import re
 import shutil
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +64,30 @@ def test_sound_data_passes_without_leaving_the_machine(copy, monkeypatch):
     assert (copy.parent / "reports/data_docs/index.html").is_file()
     assert reached == []
     json.dumps(report, allow_nan=False)
+
+
+def _pages(docs: Path) -> dict[str, bytes]:
+    return {str(page.relative_to(docs)): page.read_bytes() for page in docs.rglob("*") if page.is_file()}
+
+
+def test_the_pages_are_the_same_bytes_whenever_and_wherever_they_are_made(copy, tmp_path, monkeypatch):
+    """DVC keeps them by their hash: no time, no random name, no time zone is in them; every link leads on."""
+    made = []
+    for zone in ("UTC", "America/Sao_Paulo"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        validate(LENIENT, prepared=copy, reports=tmp_path / zone)
+        made.append(_pages(tmp_path / zone / "data_docs"))
+    monkeypatch.undo()
+    time.tzset()
+    assert made[0] == made[1]
+    pages = {name: page.decode() for name, page in made[0].items() if name.endswith(".html")}
+    assert len(pages) == 7
+    for name, page in pages.items():
+        assert "?d=" not in page  # the maker's logo, fetched with the time of the run
+        links = re.findall(r'(?:href|src)="([^"#:]+\.(?:html|png))"', page)
+        assert links
+        assert all(os.path.normpath(Path(name).parent / link) in made[0] for link in links), (name, links)
 
 
 # Row of the manifest, column, what is written there, the rule that must find it.

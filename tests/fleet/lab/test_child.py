@@ -1,12 +1,17 @@
 """Children that crash, hang, start others or take too much end in words, and leave nothing running."""
 
+import os
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from fleet.lab.child import Limits, run_child
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def _python(code, **options):
@@ -67,3 +72,25 @@ def test_memory_and_files_are_limited(tmp_path):
     assert "File too large" in _python(file, limits=tight).stderr
     free = Limits(memory_bytes=None, file_bytes=None)
     assert [_python(code, limits=free).failure for code in (room, file)] == ["", ""]
+
+
+def test_a_tighter_limit_of_the_user_stays(tmp_path):
+    """`ulimit -S` below what a child may take holds in the child, too; a looser one does not widen it."""
+    code = (
+        "import resource, sys; from fleet.lab.child import Limits, run_child\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))\n"
+        "ask = 'import resource; print(resource.getrlimit(resource.RLIMIT_FSIZE))'\n"
+        "for most in (1 << 30, 1 << 10, None):\n"
+        "    limits = Limits(file_bytes=most)\n"
+        "    print(run_child([sys.executable, '-c', ask], timeout_s=30, limits=limits).said, end='')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["(1048576, 1048576)", "(1024, 1024)", "(1048576, 1048576)"]

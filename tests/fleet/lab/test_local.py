@@ -1,102 +1,107 @@
-"""Measuring on this host: real processes, real engine; judgements on made-up samples."""
+"""This host as a device: real processes, real engine."""
 
-import json
+import os
+import re
 
-import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
+from fleet.device.bench import RawRun
 from fleet.device.engine import ENGINE_VERSION, RuntimeConfig
-from fleet.device.errors import EngineError
+from fleet.device.errors import EngineError, UserError
 from fleet.device.preprocess import Preprocess
-from fleet.lab.local import measure, measure_interleaved, run_once, summarize
-from tasks.mnn.converter import convert
+from fleet.lab.devices import open_device
+from fleet.lab.local import LocalDevice
+from fleet.lab.schedule import Job
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A one-convolution classifier of 16 px images."""
-    folder = tmp_path_factory.mktemp("bench")
-    weight = np.random.default_rng(0).standard_normal((8, 3, 16, 16)).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("Conv", ["input", "w"], ["y"]), helper.make_node("Flatten", ["y"], ["logits"])],
-        "g",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, [1, 3, 16, 16])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, 8])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    source, target = folder / "m.onnx", folder / "m.mnn"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), source)
-    convert(source, target)
-    return target
+def bench(job, queries=30, preprocess=None):
+    options = {"queries": queries, "preprocess": preprocess, "seed": 0}
+    raw = LocalDevice().run("fleet.device.bench", job.options() | options, model=job.model)
+    return RawRun.from_dict(raw)
 
 
-def raw_run(latency_ms, *, cpu_share=1.0, load_memory_mb=1.0):
-    """What `fleet.device.bench` prints, with chosen samples."""
-    return {
-        "engine_version": ENGINE_VERSION,
-        "config": RuntimeConfig().to_dict(),
-        "load_ms": 1.0,
-        "first_ms": 2.0,
-        "latency_ms": list(latency_ms),
-        "end_to_end_ms": [],
-        "cpu_share": cpu_share,
-        "load_memory_mb": load_memory_mb,
-        "peak_memory_mb": 3.0,
-    }
+def test_a_run_says_what_it_ran(model):
+    """Counts, config, shapes and times come from the process itself; memory is that of the model alone."""
+    got = bench(Job(model=model, config=RuntimeConfig(precision="low")), 40, Preprocess(size_px=16).to_dict())
+    assert (got.engine_version, got.config["precision"]) == (ENGINE_VERSION, "low")
+    assert got.inputs == {"input": [1, 3, 16, 16]}
+    assert (len(got.latency_ms), len(got.end_to_end_ms)) == (40, 40)
+    assert min(got.latency_ms) > 0
+    assert sum(got.latency_ms) <= got.steady_s * 1e3
+    assert got.warmup_queries >= 15
+    assert 0 <= got.load_memory_mb <= got.peak_memory_mb < 100  # python and its libraries take more
 
 
-def test_a_measurement_counts_what_it_ran(model):
-    """n, the config and the end-to-end time come from the runs themselves; every latency is positive."""
-    got = measure(model, RuntimeConfig(threads=1), queries=60, preprocess=Preprocess(size_px=16))
-    assert got.n == 60
-    assert got.config["threads"] == 1
-    assert 0 < got.p50_ms <= got.p95_ms <= got.p99_ms <= got.max_ms
-    assert got.end_to_end_p50_ms > got.p50_ms  # preprocessing a VGA frame is part of it
-    assert "too_few_queries" in got.flags
-    assert got.p99_bound.value is None
+def test_an_open_shape_is_asked_for(open_model):
+    """A latency at a made-up size would be nobody's: refused with the option that says it."""
+    with pytest.raises(UserError, match=r"--shape input=1,3,\?,\?"):
+        bench(Job(model=open_model))
+    got = bench(Job(model=open_model, shapes={"input": (1, 3, 20, 18)}))
+    assert got.inputs == {"input": [1, 3, 20, 18]}
 
 
-def test_rounds_split_the_queries_and_pool_them(model):
-    """Three rounds of an odd number of queries still give at least what was asked, for each model."""
-    got = measure_interleaved(
-        {"a": (model, None), "b": (model, None)}, RuntimeConfig(), queries=100, rounds=3, seed=0
-    )
-    assert {name: m.n for name, m in got.items()} == {"a": 102, "b": 102}
+def test_an_unknown_input_is_named(model):
+    """The process's user error arrives as one, with its parts."""
+    with pytest.raises(UserError) as error:
+        bench(Job(model=model, shapes={"images": (1, 3, 16, 16)}))
+    assert "'images'" in error.value.got
+    assert "'input'" in error.value.allowed
 
 
-def test_pooled_percentiles_are_those_of_all_samples():
-    """Two runs of different speed: the median is that of the union, not the mean of medians."""
-    got = summarize([raw_run([1.0] * 300), raw_run([2.0] * 200)])
-    assert (got.n, got.p50_ms, got.p90_ms) == (500, 1.0, 2.0)
+def test_a_record_for_another_size_is_refused(model):
+    """Before anything is measured."""
+    with pytest.raises(UserError, match=r"\(1, 3, 32, 32\)"):
+        bench(Job(model=model), preprocess=Preprocess(size_px=32).to_dict())
+
+
+@pytest.mark.parametrize("content", [b"not a model" * 100, b"\x00" * 4096], ids=["text", "zeros"])
+def test_a_file_that_is_no_model_is_an_engine_error(tmp_path, content):
+    """The engine's refusal, or its crash, is one error and no traceback."""
+    path = tmp_path / "garbage.mnn"
+    path.write_bytes(content)
+    with pytest.raises(EngineError, match=r"garbage\.mnn") as error:
+        bench(Job(model=path))
+    assert "Traceback" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("runs", "flags"),
+    ("code", "said"),
     [
-        ([raw_run([1.0] * 500)], ()),
-        ([raw_run([1.0] * 458)], ("too_few_queries",)),
-        ([raw_run([1.0] * 500, cpu_share=0.89)], ("noisy",)),
-        ([raw_run([1.0] * 400 + [1.6] * 100)], ("noisy",)),
-        ([raw_run([1.0] * 250), raw_run([1.0] * 250, cpu_share=0.5)], ("noisy",)),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed with SIGSEGV"),
+        ("", "gave no answer"),
+        ("print('[1]')", "a list is no answer"),
+        ("raise MemoryError('no room')", "exited with 1\n.*\n.*no room"),
     ],
+    ids=["crash", "silence", "nonsense", "bug"],
 )
-def test_doubts_become_flags(runs, flags):
-    """A lost core in any run, a wide distribution, or too few samples each leave their flag."""
-    assert summarize(runs).flags == flags
+def test_a_program_that_fails_is_one_error(tmp_path, monkeypatch, code, said):
+    """How it ended and its last words, whatever it did instead of answering."""
+    (tmp_path / "broken_program.py").write_text(code, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(EngineError) as error:
+        LocalDevice().run("broken_program", {})
+    assert re.search(said, str(error.value), re.DOTALL)
 
 
-def test_memory_that_the_system_does_not_expose_is_none():
-    """NaN from a system without /proc becomes None, which JSON can carry."""
-    got = summarize([raw_run([1.0] * 500, load_memory_mb=float("nan"))])
-    assert got.load_memory_mb is None
-    json.dumps(got.to_dict(), allow_nan=False)
+def test_a_folder_named_fleet_around_the_user_is_not_run(tmp_path, monkeypatch, model):
+    """The programs are those of this code, wherever `edgeloop` is called."""
+    (tmp_path / "fleet" / "device").mkdir(parents=True)
+    (tmp_path / "fleet" / "device" / "bench.py").write_text("raise SystemExit('another')", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert len(bench(Job(model=model)).latency_ms) == 30
 
 
-def test_a_file_that_is_no_model_is_an_engine_or_user_error(tmp_path):
-    """Garbage in a .mnn file: the fresh process fails and its words arrive here."""
-    path = tmp_path / "garbage.mnn"
-    path.write_bytes(b"not a model" * 100)
-    with pytest.raises(EngineError, match=r"garbage\.mnn exited with 1"):
-        run_once(path, RuntimeConfig(), queries=50)
+def test_only_this_host_is_known():
+    """A device of another name is refused with what to do."""
+    assert open_device("local").name == "local"
+    with pytest.raises(UserError, match="phone"):
+        open_device("phone")
+
+
+def test_identity_is_the_same_twice():
+    """Stable facts only: else each build would measure again."""
+    first, second = (LocalDevice().run("fleet.device.identity", {}) for _ in range(2))
+    assert first == second
+    assert first["engine_version"] == ENGINE_VERSION
+    assert first["engine_bytes"] > 1_000_000
+    assert first["cores_count"] == os.cpu_count()

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nn.digit_set import write_digits
 from onnx import TensorProto, helper
 from onnx_graphs import graph, node, save, weights
 from PIL import Image
@@ -16,6 +17,7 @@ from torch import nn
 from fleet.device.engine import Session
 from fleet.device.errors import EngineError, UserError
 from fleet.device.preprocess import Preprocess
+from tasks.data.dataset import Dataset
 from tasks.mnn.any_onnx import convert_any
 from tasks.mnn.calibration import Calibration
 from tasks.mnn.onnx_ptq import fold, quantisable, quantise
@@ -140,6 +142,8 @@ HOSTILE = {
     "too short": _external("weights.bin", offset=1 << 20).SerializeToString(),
     "terabytes": _external("weights.bin", length=1 << 40).SerializeToString(),
     "link": _external("link.bin").SerializeToString(),
+    "long name": _external("w" * 5000).SerializeToString(),
+    "long path": _external("w/" * 2500 + "w", length=48).SerializeToString(),
 }
 
 
@@ -280,6 +284,30 @@ def test_few_calibration_images_are_said(classifier, tmp_path):
     assert "100" in result.reason
 
 
+def test_bad_calibration_images_are_said(classifier, tmp_path, capsys):
+    """Noise, and images that a dataset trains on: converted, with the warning in result and log; a dataset
+    that cannot be read is named and stops nothing.
+    """
+    prepared = write_digits(tmp_path / "prepared", {"train": 6, "calibration": 3, "test": 3}, size_px=16)
+    folder, rng = _images(tmp_path / "i", 12, 16), np.random.default_rng(0)
+    for index, image in enumerate(Dataset.open(prepared).split("train").images(range(6))):
+        Image.fromarray(image).save(folder / f"digit{index}.png")
+    for index in range(4):
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(folder / f"noise{index}.png")
+    datasets = {"digits": prepared, "broken": tmp_path}
+    out = tmp_path / "m.mnn"
+    result = convert_any(classifier, out, int8=True, calibration=folder, datasets=datasets)
+    assert result.ok, result.reason
+    said = capsys.readouterr().err
+    for expected in (
+        "4 of 22 calibration images look like noise",
+        "of 22 calibration images 6 in the training set of the dataset of digits",
+        "calibration images not compared with the dataset of broken",
+    ):
+        assert expected in result.reason
+        assert expected in said
+
+
 def test_a_calibration_image_that_does_not_open_is_named(classifier, tmp_path):
     """A damaged file is an error with its name, not a smaller calibration set."""
     folder = _images(tmp_path / "i", 3, 16)
@@ -359,3 +387,18 @@ def test_the_longest_file_name_there_is_can_be_written(tmp_path):
     out = tmp_path / ("m" * 246 + ".mnn")
     assert convert_any(save(_conv_relu(), tmp_path / "m.onnx"), out, runs=1).ok
     assert out.is_file()
+
+
+def test_inputs_that_no_memory_holds_are_a_user_error(tmp_path):
+    """A shape of terabytes, asked for or declared, is refused before anything is made of that size."""
+    dynamic = save(
+        graph([node("Relu", "x", "y")], [("x", ["n", 3, "h", "w"])], [("y", None)]), tmp_path / "dynamic.onnx"
+    )
+    declared = save(
+        graph([node("Relu", "x", "y")], [("x", [9, 3, 99999, 99999])], [("y", None)]),
+        tmp_path / "declared.onnx",
+    )
+    for model, shapes in ((dynamic, ["x=1,3,99999,99999"]), (declared, [])):
+        with pytest.raises(UserError, match=r"inputs of [\d,]+ MB at x=\d,3,99999,99999"):
+            convert_any(model, tmp_path / "m.mnn", shapes=shapes)
+    assert not (tmp_path / "m.mnn").exists()

@@ -107,7 +107,7 @@ def test_the_source_tells_constants_inputs_and_sole_readers(tmp_path: Path) -> N
     source = read_source(path)
     assert source.inputs == {"x": (-1, 3, 8, 8)}
     assert set(source.constants) == {"w", "b"}
-    assert source.weight_names() == {"w"}
+    assert [source.weights_of(node) for node in source.model.graph.node] == [["w"], [], []]
     assert source.sole_reader("c") is not None
     assert source.sole_reader("r") is None
     assert source.op_counts == {"Conv": 1, "Relu": 1, "Add": 1}

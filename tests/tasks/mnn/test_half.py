@@ -40,6 +40,18 @@ def test_the_engine_computes_with_the_nearest_half(tmp_path):
     np.testing.assert_allclose(got, np.float32([1, step, -step, 6e4]) * step, rtol=1e-6)
 
 
+def test_a_bias_of_two_axes_is_no_weight(tmp_path):
+    """The converter keeps a Gemm's bias in float32 whatever its shape, so nothing is rounded away of it."""
+    bias = np.float32([[LESS, MORE, 1e-9]])
+    model = graph(
+        [node("Gemm", "x w c", "y")], [("x", [1, 4])], [("y", [1, 3])], {"w": weights(4, 3), "c": bias}
+    )
+    convert(save(model, tmp_path / "m.onnx"), tmp_path / "m.mnn", ConvertOptions(fp16=True))
+    with Session(tmp_path / "m.mnn") as session:
+        got = session.run({"x": np.zeros((1, 4), np.float32)})["y"]
+    np.testing.assert_array_equal(got, bias)
+
+
 def test_a_folded_batch_norm_is_counted_in(tmp_path):
     """What is stored is the product of weight and scale: 1,000 products are the nearest float16."""
     rng = np.random.default_rng(0)

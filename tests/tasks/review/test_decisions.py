@@ -9,6 +9,8 @@ import pytest
 from review_room import ADA, MODEL, Room
 
 from fleet.device.errors import UserError
+from tasks.champion import read_champion
+from tasks.judge.evidence import evidence_sha256
 from tasks.review import acts
 from tasks.review.author import Author, author, checked_text
 from tasks.review.ledger import Draft
@@ -87,6 +89,18 @@ def _edited_gate(room: Room, **values) -> None:
     room.replace(3, "gate.json", json.dumps(gate | values).encode())
 
 
+def _judged_anew(room: Room, **values) -> None:
+    """Somebody who knows how the report is hashed hashes it again."""
+    gate = json.loads(room.artifact(3, "gate.json").read_text(encoding="utf-8")) | values
+    room.replace(3, "gate.json", json.dumps(gate | {"evidence_sha256": evidence_sha256(gate)}).encode())
+
+
+def _hashed_again(room: Room) -> None:
+    _judged_anew(room, comparison={"v": {}})
+    gate = json.loads(room.artifact(3, "gate.json").read_text(encoding="utf-8"))
+    room.set_tag(3, evidence_sha256=gate["evidence_sha256"])
+
+
 def _failed_gate(room: Room) -> None:
     _edited_gate(room, verdict="fail")
 
@@ -136,7 +150,9 @@ SPOILT = {
     "a gate report that is none": (lambda room: room.replace(3, "gate.json", b"[]"), "cannot be read"),
     "a failed gate": (_failed_gate, "the gate refused it: fail"),
     "a failed check": (_failed_check, "the gate refused it: v: accuracy floor"),
-    "a threshold eased": (_eased_threshold, "its checks are not those"),
+    "a threshold eased": (_eased_threshold, "its hash is another one"),
+    "hashed again, tag and all": (_hashed_again, "evidence_sha256 is"),
+    "the report changed": (lambda room: room.replace(3, "release.html", b"all is well"), "report_sha256 is"),
     "another evidence": (_other_evidence_altogether, "evidence_sha256 is"),
     "evidence outside": (_outside_file, "names the file"),
     "the run deleted": (_deleted_run, "its run .* was deleted"),
@@ -156,7 +172,7 @@ def test_what_is_not_as_it_was_registered_is_not_approved(room, spoil, reason):
     assert room.tags(3)["review_state"] == "refused"
     assert room.tags(3)["review_refusal"] == refused.why
     assert "champion" not in room.aliases
-    assert not (room.path / "champion").exists()
+    assert read_champion(room.path / "champion") is None
 
 
 def test_a_refused_version_may_be_approved_when_it_is_whole_again(room):

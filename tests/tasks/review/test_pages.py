@@ -76,7 +76,7 @@ def test_a_version_is_found_read_and_approved_in_the_pages(room, served, page):
         SCREENSHOT.parent.mkdir(exist_ok=True)
         page.screenshot(path=SCREENSHOT)
     with page.context.expect_page() as opened:
-        page.get_by_role("link", name="models and evidence").click()
+        page.get_by_role("link", name="all files").click()
     evidence = opened.value
     expect(evidence.get_by_text("predictions.parquet").first).to_be_visible(timeout=_PATIENCE_MS)
     evidence.close()

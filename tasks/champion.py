@@ -1,0 +1,279 @@
+"""The champion: what was released last, kept in the workspace so that a build can be held against it.
+
+    champion/champion.json        `{}` when nothing has been released, else the record below
+    champion/predictions.parquet  what its variants answered on its test images, as models/parity has it
+
+The folder is tracked by git and a dependency of the gate: another champion is another verdict.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fleet.device.errors import UserError
+from tasks.judge.paired import Paired
+from tasks.stage import read_json, write_json
+from tasks.variants import Variant
+
+if TYPE_CHECKING:
+    import pandas as pd  # half a second: only a comparison imports it
+
+FOLDER = "champion"
+RECORD, PREDICTIONS = "champion.json", "predictions.parquet"
+
+_NOT_VARIANTS = ("sha256", "label")
+_NEXT_STEP = "`git checkout champion` in the workspace, or approve the release again"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ChampionVariant(_Record):
+    """One variant of the champion."""
+
+    mnn_sha256: str
+    size_bytes: int
+    top1: float | None = Field(default=None, ge=0, le=1)
+    """Accuracy on its own test set, as a share; None where that has no truth."""
+
+
+class Champion(_Record):
+    """What champion.json says."""
+
+    name: str
+    """Of the registered model."""
+    version: int
+    release_sha256: str
+    evidence_sha256: str
+    git_commit: str
+    labels: tuple[str, ...]
+    """Class names in the order of its predictions."""
+    variants: dict[str, ChampionVariant]
+    predictions_sha256: str
+    """SHA-256 of the bytes of predictions.parquet."""
+
+    def __str__(self) -> str:
+        return f"{self.name} version {self.version}"
+
+    def counterpart(self, name: str) -> str | None:
+        """The variant to compare `name` with: of the same name, else the best of the same precision."""
+        if name in self.variants:
+            return name
+        precision = Variant.parse(name).precision
+        same = [other for other in sorted(self.variants) if Variant.parse(other).precision == precision]
+        return max(same, key=lambda other: self.variants[other].top1 or 0.0, default=None)
+
+
+def write_champion(
+    folder: Path, champion: Champion | None = None, predictions_parquet: Path | None = None
+) -> None:
+    """Make `champion` the one that builds are held against; without one, say that there is none.
+
+    Args:
+        folder: The workspace's `champion/`; created when missing.
+        champion: The record; its `predictions_sha256` is that of `predictions_parquet`.
+        predictions_parquet: The release's models/parity/predictions.parquet.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if champion is None:
+        write_json(folder / RECORD, {})
+        (folder / PREDICTIONS).unlink(missing_ok=True)
+        return
+    assert predictions_parquet is not None
+    temporary = folder / f".{PREDICTIONS}"
+    shutil.copyfile(predictions_parquet, temporary)
+    temporary.replace(folder / PREDICTIONS)
+    write_json(folder / RECORD, champion.model_dump(mode="json"))  # last: it names the predictions' bytes
+
+
+def read_champion(folder: Path) -> Champion | None:
+    """The champion in a workspace's `champion/`; None when nothing has been released.
+
+    Raises:
+        UserError: there is no record, it is not one, or the predictions beside it are not those it names.
+    """
+    path, predictions = folder / RECORD, folder / PREDICTIONS
+    if not path.is_file():
+        raise UserError(
+            f"there is no {path}",
+            allowed="the champion's record, `{}` before the first release",
+            next_step=f"`git checkout {folder}`, or `mkdir -p {folder} && echo '{{}}' > {path}`",
+        )
+    record = read_json(path)
+    if record == {}:
+        return None
+    try:
+        champion = Champion.model_validate(record)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise UserError(
+            f"{path}: {wrong}", allowed=f"{{}} or {', '.join(Champion.model_fields)}", next_step=_NEXT_STEP
+        ) from error
+    if len(set(champion.labels)) < len(champion.labels):
+        raise UserError(f"{path}: a label twice", allowed="each class once", next_step=_NEXT_STEP)
+    for name in champion.variants:
+        Variant.parse(name)
+    found = hashlib.sha256(predictions.read_bytes()).hexdigest() if predictions.is_file() else "no file"
+    if found != champion.predictions_sha256:
+        raise UserError(
+            f"{predictions}: {found}",
+            allowed=f"the predictions {path} names, {champion.predictions_sha256}",
+            next_step=_NEXT_STEP,
+        )
+    return champion
+
+
+def read_predictions(path: Path, labels: Sequence[str], variants: Sequence[str]) -> "pd.DataFrame":
+    """Predictions as the stage parity writes them, every value looked at.
+
+    Raises:
+        UserError: the file cannot be read, an image is in it twice, a variant is missing, or a class index
+            belongs to no label.
+    """
+    import pandas as pd
+
+    wanted = [*_NOT_VARIANTS, *variants]
+    try:
+        table = pd.read_parquet(path, columns=wanted)
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise UserError(
+            f"{path}: {' '.join(str(error).split())[:200]}",
+            allowed=f"Parquet with the columns {', '.join(wanted)}",
+            next_step="`dvc repro parity`" if path.parent.name != FOLDER else _NEXT_STEP,
+        ) from error
+    twice = int(table["sha256"].duplicated().sum())
+    numbers = table[wanted[1:]]
+    whole = all(kind.kind == "i" for kind in numbers.dtypes)
+    ranges = ", ".join(f"{name} {table[name].min()}..{table[name].max()}" for name in wanted[1:])
+    if twice or not whole or ((numbers >= len(labels)) | (numbers < -1)).any(axis=None):
+        raise UserError(
+            f"{path}: {twice} images twice; class indices {ranges}",
+            allowed=f"each image once, whole numbers from 0 to {len(labels) - 1}, -1 for no truth",
+            next_step="`dvc repro --force parity`" if path.parent.name != FOLDER else _NEXT_STEP,
+        )
+    return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassChange:
+    """One class before and now."""
+
+    label: str
+    paired: Paired
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One variant against the champion's, on the test images that both were judged on."""
+
+    against: str
+    """The champion's variant."""
+    paired: Paired
+    test_count: int
+    """Test images of this build whose truth is known and a class of the champion's."""
+    unknown_count: int
+    """Test images left out because the champion does not know their class."""
+    classes: tuple[ClassChange, ...]
+
+    @property
+    def n(self) -> int:
+        """Images compared."""
+        return self.paired.n
+
+    @property
+    def drop_pp(self) -> float:
+        """Percentage points lost against the champion; negative where it is better now."""
+        return round(100 * self.paired.drop, 4)
+
+    @property
+    def interval_pp(self) -> tuple[float, float]:
+        """95 % confidence interval on `drop_pp`."""
+        low, high = self.paired.drop_interval()
+        return round(100 * low, 4), round(100 * high, 4)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What reports/gate.json holds: `champion` and `candidate` are shares of the class's n images."""
+        return {
+            "against": self.against,
+            "n": self.n,
+            "drop_pp": self.drop_pp,
+            "interval_pp": list(self.interval_pp),
+            "classes": [
+                {
+                    "label": change.label,
+                    "n": change.paired.n,
+                    "champion": round(change.paired.before, 6),
+                    "candidate": round(change.paired.now, 6),
+                }
+                for change in self.classes
+            ],
+        }
+
+
+def compare(
+    champion: Champion, then: "pd.DataFrame", labels: Sequence[str], now: "pd.DataFrame"
+) -> dict[str, Comparison]:
+    """Hold every variant of a build against the champion's counterpart, image by image.
+
+    Images are joined by their SHA-256 and classes by their names, whose order may differ. What is true is
+    what the build's data set says: a label corrected since is corrected for both. Images without truth, and
+    those of classes that the champion does not know, are left out.
+
+    Args:
+        champion: The record.
+        then: Its predictions: sha256, label, one column a variant, class indices in its labels' order.
+        labels: The build's class names.
+        now: The build's predictions, class indices in `labels`' order.
+
+    Returns:
+        Variant to comparison; variants without counterpart are missing, and n is 0 without a common image.
+    """
+    index = {name: position for position, name in enumerate(labels)}
+    as_now = np.array([index.get(name, -2) for name in champion.labels], np.int64)  # -2: no class any more
+    known = np.array([name in champion.labels for name in labels])
+    truth = now["label"].to_numpy(np.int64)
+    usable = (truth >= 0) & known[truth]
+    unknown_count = int(((truth >= 0) & ~known[truth]).sum())
+    found: dict[str, Comparison] = {}
+    for name in (str(column) for column in now.columns if column not in _NOT_VARIANTS):
+        against = champion.counterpart(name)
+        if against is None:
+            continue
+        mine = now.loc[usable, ["sha256", "label", name]].rename(columns={name: "now"})
+        both = mine.merge(then[["sha256", against]].rename(columns={against: "then"}), on="sha256")
+        common = both["label"].to_numpy(np.int64)
+        was_right = as_now[both["then"].to_numpy(np.int64)] == common
+        is_right = both["now"].to_numpy(np.int64) == common
+        found[name] = Comparison(
+            against=against,
+            paired=_count(was_right, is_right),
+            test_count=int(usable.sum()),
+            unknown_count=unknown_count,
+            classes=tuple(
+                ClassChange(label=labels[c], paired=_count(was_right[common == c], is_right[common == c]))
+                for c in np.unique(common)
+            ),
+        )
+    return found
+
+
+def _count(before: npt.NDArray[np.bool_], now: npt.NDArray[np.bool_]) -> Paired:
+    return Paired(
+        both=int((before & now).sum()),
+        lost=int((before & ~now).sum()),
+        gained=int((~before & now).sum()),
+        neither=int((~before & ~now).sum()),
+    )
+
+
+def records(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
+    """Key `comparison` of reports/gate.json; what had no image in common is not in it."""
+    return {name: comparison.to_dict() for name, comparison in comparisons.items() if comparison.n}

@@ -1,0 +1,141 @@
+"""What every variant has to keep by itself: accuracy, parity, size, and on each device latency and memory."""
+
+import math
+from dataclasses import replace
+
+from tasks.judge.check import About, Check, judged
+from tasks.judge.params import GateParams
+from tasks.variants import Variant
+
+_MEMORY_SHARE = 0.7
+"""A peak above this share of what the device has available is warned of."""
+
+
+def accuracy_checks(parity: About, params: GateParams) -> list[Check]:
+    """The floor, and what was lost against the variant this one was made from."""
+    name = parity.variant
+    top1, n = parity.number("top1"), parity.count("n")
+    checks = [
+        judged(
+            f"{name}: accuracy floor",
+            top1,
+            params.min_top1,
+            unit="share of the test set",
+            n=n,
+            evidence=f"parity.json {name}/top1",
+            bound="at least",
+        )
+    ]
+    parent, limit_pp = _parent(Variant.parse(name), params)
+    if parent is not None:
+        parent_top1 = replace(parity, variant=parent).number("top1")
+        drop_pp = None if top1 is None or parent_top1 is None else round(100 * (parent_top1 - top1), 4)
+        checks.append(
+            judged(
+                f"{name}: accuracy lost against {parent}",
+                drop_pp,
+                limit_pp,
+                unit="pp",
+                n=n,
+                evidence=f"parity.json {parent}/top1 - {name}/top1",
+            )
+        )
+    return checks
+
+
+def _parent(variant: Variant, params: GateParams) -> tuple[str | None, float]:
+    """The variant this one was made from, and how much it may lose against it in pp."""
+    if variant.precision != "fp32":
+        return replace(variant, precision="fp32").name, params.max_precision_drop_pp
+    if variant.pruned_percent:
+        return replace(variant, pruned_percent=0).name, params.max_prune_drop_pp
+    return None, 0.0
+
+
+def parity_checks(parity: About, params: GateParams) -> list[Check]:
+    """The converted model computes what was trained; an int8 one does so in int8."""
+    name, n = parity.variant, parity.count("n")
+    agreement, ok = parity.number("agreement"), parity.number("parity_ok")
+    reasons = [reason] if (reason := parity.text("reason")) else []
+    if Variant.parse(name).precision == "i8" and ok is not None:
+        int8_ops_count = parity.count("int8_ops_count")
+        if int8_ops_count == 0 and not reasons:
+            reasons = ["no operator ran in int8"]
+        ok = None if int8_ops_count is None else int(bool(ok) and int8_ops_count > 0)
+    layer = parity.text("first_diverging_layer") or "none"
+    allowed = None if n is None else max(1, math.ceil((1 - params.min_agreement) * n - 1e-9))
+    return [
+        Check(
+            name=f"{name}: parity with torch and ONNX Runtime",
+            measured=parity.number("max_rel_error"),
+            threshold=parity.number("tolerance_rel"),
+            unit="of the output range",
+            n=parity.count("elementwise_n"),
+            verdict="not measured" if ok is None else "pass" if ok else "fail",
+            evidence="; ".join(
+                (f"parity.json {name}/parity_ok", *reasons, f"first diverging layer: {layer}")
+            ),
+        ),
+        judged(
+            f"{name}: predictions that differ from torch",
+            None if n is None or agreement is None else round((1 - agreement) * n),
+            allowed,
+            unit="images",
+            n=n,
+            evidence=f"parity.json {name}/agreement",
+        ),
+    ]
+
+
+def size_check(convert: About, params: GateParams) -> Check:
+    """The model file's size."""
+    size_bytes = convert.number("size_bytes")
+    return judged(
+        f"{convert.variant}: model size",
+        None if size_bytes is None else size_bytes / 1e6,
+        params.max_size_mb,
+        unit="MB",
+        n=None,
+        evidence=f"convert.json {convert.variant}/size_bytes",
+    )
+
+
+def device_checks(device: str, bench: About, params: GateParams) -> list[Check]:
+    """Latency and memory on one device; of a noisy host latency is inconclusive, fast or slow."""
+    name, n, flags = bench.variant, bench.count("n"), bench.text("flags")
+    checks = []
+    for percentile, limit_ms in (("p95", params.max_p95_ms), ("p99", params.max_p99_ms)):
+        # Without flags it is unknown whether the host was quiet: that is no measurement.
+        bound_ms = bench.number(f"{percentile}_bound_ms") if flags is not None else None
+        rank = bench.count(f"{percentile}_bound_rank")
+        check = judged(
+            f"{name} on {device}: {percentile.upper()} latency, 99 % bound",
+            bound_ms,
+            limit_ms,
+            unit="ms",
+            n=n,
+            evidence=f"benchmark/{device}.json, order statistic {rank} of {n}",
+        )
+        if flags and bound_ms is not None:  # an interrupted process measured the host, not the model
+            check = replace(check, verdict="inconclusive", evidence=f"latency invalid: {flags}")
+        checks.append(check)
+    return [*checks, _memory_check(device, bench, params)]
+
+
+def _memory_check(device: str, bench: About, params: GateParams) -> Check:
+    peak_mb, available_mb = bench.number("peak_memory_mb"), bench.number("available_memory_mb")
+    note = ""
+    if peak_mb is not None and available_mb is not None and peak_mb > _MEMORY_SHARE * available_mb:
+        note = (
+            f"warning: more than {_MEMORY_SHARE:.0%} of the {available_mb:.4g} MiB the device has available"
+        )
+    return judged(
+        f"{bench.variant} on {device}: peak memory",
+        peak_mb,
+        params.max_peak_memory_mb,
+        unit="MiB",
+        n=None,
+        evidence=f"benchmark/{device}.json {bench.variant}/peak_memory_mb",
+        required=False,  # not every system exposes it
+        note=note,
+    )

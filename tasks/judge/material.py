@@ -1,0 +1,125 @@
+"""What a verdict is made from, read from a workspace as it lies there."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fleet.device.errors import UserError
+from tasks import champion as champions
+from tasks.champion import Champion, Comparison
+from tasks.stage import REPORTS, read_json
+
+_MODELS = Path("models/mnn")
+_PREDICTIONS = Path("models/parity/predictions.parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model file."""
+
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """Everything the checks look at."""
+
+    convert: Mapping[str, Any]
+    """reports/convert.json."""
+    parity: Mapping[str, Any]
+    """reports/parity.json."""
+    benchmarks: Mapping[str, Mapping[str, Any]]
+    """Device to reports/benchmark/DEVICE.json."""
+    models: Mapping[str, Model]
+    """Variant to models/mnn/VARIANT/model.mnn."""
+    cards: Mapping[str, Mapping[str, Any]]
+    """Variant to models/mnn/VARIANT/card.json."""
+    labels: Sequence[str] = ()
+    """The build's classes, the same in every card."""
+    predicted_top1: Mapping[str, float] = field(default_factory=dict)
+    """Variant to the accuracy that models/parity/predictions.parquet comes to; empty without truth."""
+    champion: Champion | None = None
+    comparisons: Mapping[str, Comparison] = field(default_factory=dict)
+
+    @property
+    def variants(self) -> list[str]:
+        """What is judged: all that the convert stage speaks of, and all that lies there."""
+        return sorted({key.split("/")[0] for key in self.convert if "/" in key} | set(self.models))
+
+
+def read_material(workspace: Path, devices: Sequence[str]) -> Material:
+    """Read reports, models, cards, predictions and champion of a workspace.
+
+    Raises:
+        UserError: one is missing or cannot be read, a device's report should not be there, or there is no
+            model at all.
+    """
+    reports = workspace / REPORTS
+    _refuse_foreign(reports / "benchmark", devices)
+    models = {path.parent.name: _model(path) for path in sorted((workspace / _MODELS).glob("*/model.mnn"))}
+    if not models:
+        raise UserError(
+            f"{workspace / _MODELS} holds no model",
+            allowed="at least one VARIANT/model.mnn with its card",
+            next_step="`dvc repro convert`",
+        )
+    cards = {name: read_json(workspace / _MODELS / name / "card.json") for name in models}
+    labels = _labels(cards)
+    parity = read_json(reports / "parity.json")
+    now = champions.read_predictions(workspace / _PREDICTIONS, labels, _predicted(parity, models))
+    champion = champions.read_champion(workspace / champions.FOLDER)
+    comparisons: dict[str, Comparison] = {}
+    if champion is not None:
+        path = workspace / champions.FOLDER / champions.PREDICTIONS
+        then = champions.read_predictions(path, champion.labels, list(champion.variants))
+        comparisons = champions.compare(champion, then, labels, now)
+    known = now[now["label"] >= 0]
+    return Material(
+        convert=read_json(reports / "convert.json"),
+        parity=parity,
+        benchmarks={name: read_json(reports / "benchmark" / f"{name}.json") for name in devices},
+        models=models,
+        cards=cards,
+        labels=labels,
+        predicted_top1={
+            str(name): float((known[name] == known["label"]).mean()) for name in now.columns[2:] if len(known)
+        },
+        champion=champion,
+        comparisons=comparisons,
+    )
+
+
+def _refuse_foreign(benchmarks: Path, devices: Sequence[str]) -> None:
+    foreign = sorted({path.stem for path in benchmarks.glob("*.json")} - set(devices))
+    if foreign:
+        raise UserError(
+            f"reports/benchmark holds reports of {', '.join(foreign)}",
+            allowed=f"reports of gate.devices: {', '.join(devices)}",
+            next_step="delete the reports of devices that are gone, or add the device to gate.devices",
+        )
+
+
+def _model(path: Path) -> Model:
+    content = path.read_bytes()
+    return Model(sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
+
+
+def _labels(cards: Mapping[str, Any]) -> list[str]:
+    found = {name: card.get("labels") if isinstance(card, dict) else None for name, card in cards.items()}
+    labels = next(iter(found.values()))
+    odd = [name for name, its in found.items() if not isinstance(its, list) or not its or its != labels]
+    if odd:
+        raise UserError(
+            f"models/mnn/{odd[0]}/card.json: labels {str(found[odd[0]])[:80]}",
+            allowed="the classes of the data set, the same in every card",
+            next_step="`dvc repro --force convert`",
+        )
+    return [str(label) for label in labels or ()]
+
+
+def _predicted(parity: Mapping[str, Any], models: Mapping[str, Model]) -> list[str]:
+    """The models that parity speaks of; of the others there can be no predictions."""
+    return [name for name in models if any(key.startswith(f"{name}/") for key in parity)]

@@ -1,0 +1,137 @@
+"""The gate's page: reasons first, then what passed, compact; the registered version's description."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tasks.judge.check import BY_SEVERITY, Check
+
+_SIGN = {"at most": "≤", "at least": "≥"}
+_COLUMNS = {
+    "evidence is about this file": "evidence",
+    "preprocessing is the proven one": "preprocessing",
+    "accuracy floor": "accuracy",
+    "accuracy lost against its parent": "lost to parent",
+    "parity with torch and ONNX Runtime": "parity",
+    "predictions that differ from torch": "differ",
+    "model size": "size",
+}
+"""What is checked to the head of its column, in their order; those of devices follow."""
+_ACCURACY, _CLASS = ": accuracy lost against the champion", ": class lost against the champion"
+
+
+def markdown(verdict: str, checks: Sequence[Check], comparison: Mapping[str, Any]) -> str:
+    """The page a reviewer reads: verdict, what refuses, what was waived, what is open, the rest.
+
+    Args:
+        verdict: Of the whole build.
+        checks: All of them.
+        comparison: Key `comparison` of reports/gate.json.
+    """
+    by_verdict = {name: [c for c in checks if c.verdict == name] for name in BY_SEVERITY}
+    head = ", ".join(f"{len(some)} {name}" for name, some in by_verdict.items() if some)
+    absent = by_verdict["not measured"]
+    noted = [c for c in checks if c.note and c.verdict in ("pass", "not measured")]
+    parts = [
+        f"**Gate: {verdict}** ({head})",
+        *_rows("Refused", by_verdict["fail"]),
+        *_lines("Refused, because not measured", _by_reason(c for c in absent if c.refuses)),
+        *_rows("Waived", by_verdict["waived"]),
+        *_lines("Inconclusive", _by_reason(by_verdict["inconclusive"])),
+        *_lines("Not measured", _by_reason(c for c in absent if not c.refuses)),
+        *_lines("To be looked at", [f"{_safe(c.name)}: {_safe(c.note)}" for c in noted]),
+        *_champion(comparison, {check.name: check for check in checks}),
+        *_passed(by_verdict["pass"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(title: str, checks: Sequence[Check]) -> list[str]:
+    """A table of checks of which each has a reason of its own."""
+    if not checks:
+        return []
+    rows = ["| check | measured | threshold | n | why |", "|---|---|---|---|---|"]
+    for c in checks:
+        threshold = "-" if c.threshold is None else f"{_SIGN[c.bound]} {_shown(c.threshold)} {c.unit}"
+        why = "; ".join(text for text in (c.note, c.evidence) if text)
+        rows.append(_row(c.name, _shown(c.measured), threshold, _shown(c.n), why))
+    return [f"**{title}**\n\n" + "\n".join(rows)]
+
+
+def _lines(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"**{title}**\n\n" + "\n".join(f"- {line}" for line in lines)] if lines else []
+
+
+def _by_reason(checks: Iterable[Check]) -> list[str]:
+    """Checks that share their reason in one line, with what was measured nevertheless."""
+    by_reason: dict[str, list[str]] = {}
+    for c in checks:
+        value = "" if c.measured is None else f" {_pair(c)} {c.unit}"
+        by_reason.setdefault(c.note or c.evidence, []).append(c.name + value)
+    return [f"{_safe('; '.join(names))}: {_safe(why)}" for why, names in by_reason.items()]
+
+
+def _champion(comparison: Mapping[str, Any], checks: Mapping[str, Check]) -> list[str]:
+    """Every variant against the champion, whatever the verdict: the interval is always printed."""
+    if not comparison:
+        return []
+    rows = [
+        "| against the champion | its variant | n | lost, pp | 95 % interval | verdict | class lost |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, c in comparison.items():
+        low, high = c["interval_pp"]
+        its = "the same" if c["against"] == name else c["against"]
+        accuracy, lost = checks[name + _ACCURACY], checks[name + _CLASS]
+        cells = (f"{c['drop_pp']:.2f} ≤ {_shown(accuracy.threshold)}", f"{low:.2f} to {high:.2f}")
+        class_lost = "none" if lost.verdict == "pass" else lost.verdict
+        rows.append(_row(name, its, str(c["n"]), *cells, accuracy.verdict, class_lost))
+    return ["\n".join(rows)]
+
+
+def _passed(checks: Sequence[Check]) -> list[str]:
+    """One row a variant, one column a kind of check, `measured ≤ threshold` in the cells."""
+    cells: dict[str, dict[tuple[int, str], str]] = {}
+    others = []
+    for c in checks:
+        about, of_variant, kind = c.name.partition(": ")
+        if not of_variant:
+            others.append(f"{_safe(c.name)} {_pair(c)}")
+        elif not c.name.endswith((_ACCURACY, _CLASS)):  # those stand in the table above
+            variant, _, device = about.partition(" on ")
+            cells.setdefault(variant, {})[_column(kind, c.unit, device)] = _cell(c)
+    columns = sorted({column for row in cells.values() for column in row})
+    rows = [_row("passed", *(head for _, head in columns)), "|---" * (len(columns) + 1) + "|"]
+    rows += [_row(name, *(row.get(column, "-") for column in columns)) for name, row in cells.items()]
+    return [*(["\n".join(rows)] if cells else []), *([f"Passed, too: {'; '.join(others)}"] if others else [])]
+
+
+def _column(kind: str, unit: str, device: str) -> tuple[int, str]:
+    """Where the column stands, and its head."""
+    kind = re.sub(r" against \S+$", " against its parent", kind)
+    head = _COLUMNS.get(kind, kind.removesuffix(", 99 % bound"))
+    place = list(_COLUMNS).index(kind) if kind in _COLUMNS else len(_COLUMNS)
+    with_unit = f"{head}, {unit}" if unit in ("MB", "MiB", "ms", "pp") else head
+    return place, f"{with_unit} ({device})" if device else with_unit
+
+
+def _cell(check: Check) -> str:
+    return "ok" if check.threshold == 0 and check.measured == 0 else _pair(check)
+
+
+def _pair(check: Check) -> str:
+    return f"{_shown(check.measured)} {_SIGN[check.bound]} {_shown(check.threshold)}"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(_safe(cell) for cell in cells)} |"
+
+
+def _safe(text: str) -> str:
+    """A text of other people's making as one cell: no line end, no cell end, no HTML."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _shown(value: float | str | None) -> str:
+    """Enough digits that a value beside its threshold is not rounded to it."""
+    return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)

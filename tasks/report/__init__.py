@@ -1,0 +1,3 @@
+"""The release report: one self-contained HTML file a reviewer decides from."""
+
+from tasks.report.write import write_report as write_report
