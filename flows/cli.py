@@ -17,6 +17,7 @@ from cyclopts import App, CycloptsError, Parameter
 from fleet.device.errors import EdgeloopError, UserError
 from fleet.lab.flags import FLAGS
 from flows.interrupt import as_ctrl_c, leave
+from flows.release_cli import release
 from tasks.workspace import disk_full, find_workspace, repository, workspaces
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def _version() -> str:
 
 
 app.version = _version
+app.command(release)
 
 
 @app.command

@@ -1,15 +1,16 @@
 """Registering a build in MLflow: once, with its evidence, and only what the gate let pass.
 
 No stage of the graph: it cannot be rebuilt. A version of the registered model `edgeloop-WORKSPACE` waits for
-review under the alias `candidate`; its description is the gate's table, its tags lead to data, code, engine.
+review under the alias `candidate`; its description is the gate's table, its tags lead to data, code, engine,
+and the ledger (`tasks/review/ledger.py`) keeps the hashes that a later decision is held against.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -20,12 +21,24 @@ from tasks import provenance
 from tasks.gate import require_judged
 from tasks.mlflow_store import Store
 from tasks.provenance import release_sha256
+from tasks.report.write import write_report
+from tasks.review.author import Author, author
+from tasks.review.desk import Desk, open_desk
+from tasks.review.reconcile import reconcile_desk
+from tasks.review.release import (
+    ARTIFACTS,
+    ATTACHED,
+    PREDICTIONS,
+    REPORT,
+    artifact_of,
+    sha256_of,
+)
+from tasks.review.standing import CANDIDATE, CHAMPION
 from tasks.stage import read_json
 from tasks.tracking import state_folder, tracking_uri
 from tasks.workspace import Workspace
 
 _DESCRIPTION_LIMIT = 4900  # MLflow keeps 5,000 characters
-_EVIDENCE = ("convert.json", "parity.json", "gate.json", "gate.md")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +56,43 @@ def register(workspace: Workspace, build_id: str) -> Registration:
         UserError: the gate refused, or evidence for these bytes is missing.
     """
     verify_evidence(workspace.path)
+    files = release_files(workspace.path)
     sha256 = release_sha256(workspace.path / "models" / "mnn")
     store = Store(tracking_uri(workspace.path), state_folder(workspace.path))
     run_id = store.parent_run(workspace.name, build_id)
-    tags = release_tags(workspace, build_id, sha256)
+    tags = release_tags(workspace, build_id, sha256) | attached_tags(files)
     _close_build(store, run_id, workspace, tags)
-    name = f"edgeloop-{workspace.name}"
-    version = _find(store, name, tags)
-    if version is None:
-        version = _create(store, name, run_id, workspace, tags)
-    if version != _alias(store, name, "champion"):
-        store.call(lambda: store.client.set_registered_model_alias(name, "candidate", str(version)))
-    return Registration(name=name, version=version)
+    with open_desk(workspace, store) as desk:
+        reconcile_desk(desk)  # first: a version number may have been another's
+        version = _released(desk, sha256) or _find(store, desk.name, tags)
+        if version is None:
+            version = _create(store, desk.name, run_id, files=files, tags=tags)
+            desk.look_again()
+        _record(desk, version, author(workspace.path, None))
+        desk.settle()
+    return Registration(name=desk.name, version=version)
+
+
+def _released(desk: Desk, sha256: str) -> int | None:
+    """The champion, when it is these bytes: judged against itself it needs no other review."""
+    _, now, shown = desk.look()
+    champion = now.aliases.get(CHAMPION)
+    if champion is None or champion not in shown.versions:
+        return None
+    return champion if shown.versions[champion].tags.get("release_sha256") == sha256 else None
+
+
+def _record(desk: Desk, version: int, who: Author) -> None:
+    """Write to the ledger that a version is there, once, and that it is the candidate while it waits."""
+    _, now, shown = desk.look()
+    review, drafts, why = now.review(version), [], "registered by a build"
+    if review.registered is None:
+        tags = shown.versions[version].tags
+        attached = {key: tags[key] for key in ATTACHED if key in tags}
+        drafts.append(replace(desk.draft("registered", version, who, why), files=attached))
+    if review.state in ("pending", "refused") and now.aliases.get(CANDIDATE) != version:
+        drafts.append(replace(desk.draft("alias", version, who, why), alias=CANDIDATE))
+    desk.write(drafts)
 
 
 def verify_evidence(workspace: Path) -> None:
@@ -149,32 +187,54 @@ def _find(store: Store, name: str, tags: Mapping[str, str]) -> int | None:
     return max((int(version.version) for version in found), default=None)
 
 
-def _alias(store: Store, name: str, alias: str) -> int | None:
-    aliases = store.call(lambda: store.client.get_registered_model(name)).aliases
-    return int(aliases[alias]) if alias in aliases else None
-
-
-def _create(store: Store, name: str, run_id: str, workspace: Workspace, tags: Mapping[str, str]) -> int:
-    client, path = store.client, workspace.path
+def _create(
+    store: Store, name: str, run_id: str, *, files: Mapping[str, Path], tags: Mapping[str, str]
+) -> int:
+    client = store.client
     if not store.call(lambda: client.search_registered_models(f"name = '{name}'")):
-        about = f"MNN models of workspace {workspace.name}, built by edgeloop."
+        about = f"MNN models of workspace {tags['workspace']}, built by edgeloop."
         store.call(lambda: client.create_registered_model(name, description=about))
-    store.call(lambda: client.log_artifacts(run_id, str(path / "models" / "mnn"), "release/models"))
-    for report in (*(path / "reports" / file for file in _EVIDENCE), path / "dvc.lock", path / "params.yaml"):
-        store.call(lambda report=report: client.log_artifact(run_id, str(report), "release"))  # type: ignore[misc]  # as above
-    for benchmark in sorted((path / "reports" / "benchmark").glob("*.json")):
-        store.call(lambda file=benchmark: client.log_artifact(run_id, str(file), "release/benchmark"))  # type: ignore[misc]  # as above
-    source = f"{client.get_run(run_id).info.artifact_uri}/release"
-    text = description((path / "reports" / "gate.md").read_text(encoding="utf-8"))
+    for artifact, file in files.items():
+        folder = str((PurePosixPath(ARTIFACTS) / artifact).parent)
+        store.call(lambda file=file, folder=folder: client.log_artifact(run_id, str(file), folder))  # type: ignore[misc]  # as above
+    run = client.get_run(run_id).info
+    page = f"#/experiments/{run.experiment_id}/runs/{run_id}/artifacts/{ARTIFACTS}"
+    text = description(files["gate.md"].read_text(encoding="utf-8"), page)
+    source = f"{run.artifact_uri}/{ARTIFACTS}"
     created = store.call(
         lambda: client.create_model_version(name, source, run_id=run_id, tags=dict(tags), description=text)
     )
     return int(created.version)
 
 
-def description(table: str) -> str:
-    """The gate's table as MLflow can keep it; what is cut off is the end, where the passed checks are."""
-    if len(table) <= _DESCRIPTION_LIMIT:
-        return table
-    kept = table[:_DESCRIPTION_LIMIT].rpartition("\n")[0]
-    return f"{kept}\n\nThe whole table: artifact release/gate.md.\n"
+def release_files(workspace: Path) -> dict[str, Path]:
+    """Everything a release is reviewed by: its place below the run's `release/`, and the file."""
+    gate = read_json(workspace / "reports" / "gate.json")
+    judged = {artifact_of(file): workspace / file for file in gate["evidence"]}
+    beside = {file: workspace / "reports" / file for file in ("gate.json", "gate.md")}
+    beside |= {file: workspace / file for file in ("dvc.lock", "params.yaml")}
+    beside[PREDICTIONS] = workspace / "models" / "parity" / PREDICTIONS
+    beside[REPORT] = write_report(workspace)
+    return judged | beside
+
+
+def attached_tags(files: Mapping[str, Path]) -> dict[str, str]:
+    """Hashes of what the evidence does not speak of, by tag."""
+    return {tag: sha256_of(files[artifact]) for tag, artifact in ATTACHED.items() if artifact in files}
+
+
+def description(table: str, page: str = "") -> str:
+    """What MLflow shows of a version: links to what lies in its run, then the gate's table.
+
+    MLflow keeps 5,000 characters; what is cut off is the end, where the passed checks are.
+
+    Args:
+        table: reports/gate.md.
+        page: The page of the run's artifacts, as MLflow's links go; empty leaves the links out.
+    """
+    links = {"release report": f"{page}/{REPORT}", "gate table": f"{page}/gate.md", "all files": page}
+    head = " · ".join(f"[{text}]({link})" for text, link in links.items()) + "\n\n" if page else ""
+    if len(head + table) <= _DESCRIPTION_LIMIT:
+        return head + table
+    kept = table[: _DESCRIPTION_LIMIT - len(head)].rpartition("\n")[0]
+    return f"{head}{kept}\n\nThe whole table: artifact release/gate.md.\n"

@@ -103,7 +103,7 @@ def check_environment() -> None:
                 )
 
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_ROOM_BYTES = 1 << 20
 """With less free, an error that says nothing of the disk (torch's, SQLite's) still comes from it."""
 
@@ -135,7 +135,7 @@ def causes(error: BaseException) -> list[BaseException]:
 def _is_no_room(error: BaseException) -> bool:
     if type(error).__module__ == "sqlite3":
         return str(error) in ("disk I/O error", "database or disk is full")
-    return isinstance(error, OSError) and error.errno in _NO_ROOM
+    return isinstance(error, OSError) and error.errno in NO_ROOM
 
 
 @contextlib.contextmanager

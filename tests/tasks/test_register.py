@@ -1,5 +1,6 @@
 """Registering: only what the gate let pass, with evidence for these bytes, and each set of bytes once."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +11,9 @@ from mlflow import MlflowClient
 from fleet.device.errors import UserError
 from tasks import register
 from tasks.gate import GateParams, gate
+from tasks.review.acts import act
+from tasks.review.author import Author
+from tasks.review.ledger import Ledger
 from tasks.stage import load_params, write_json
 from tasks.workspace import Workspace
 
@@ -24,11 +28,17 @@ def built(tiny_build, tmp_path):
     return Workspace(name="tiny", path=path, repository=tmp_path)
 
 
+def _state(repository: Path) -> Path:
+    (repository / ".edgeloop").mkdir(exist_ok=True)
+    return repository / ".edgeloop"
+
+
 @pytest.fixture
 def store(tiny_build, tmp_path, monkeypatch):
     """A copy of the store the tiny build wrote to: creating one anew takes seconds."""
     database = tmp_path / "mlflow.db"
     shutil.copy2(tiny_build.clone / ".edgeloop" / "mlflow.db", database)
+    shutil.copy2(tiny_build.clone / ".edgeloop" / "ledger.jsonl", _state(tmp_path))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
     return MlflowClient(f"sqlite:///{database}")
 
@@ -86,11 +96,33 @@ def test_other_bytes_are_a_new_version_and_the_candidate(built, store):
 
 
 def test_the_champion_does_not_become_a_candidate_again(built, store):
-    """Rebuilding what is released already leaves nothing to review."""
-    store.set_registered_model_alias("edgeloop-tiny", "champion", "1")
-    store.delete_registered_model_alias("edgeloop-tiny", "candidate")
-    register.register(built, "build-champion")
-    assert store.get_registered_model("edgeloop-tiny").aliases == {"champion": 1}
+    """Rebuilding what is released already leaves nothing to review; what was rejected does not come back."""
+    for version, decision, aliases in (("1", "approved", {"champion": 1}), ("1", "rejected", {})):
+        act(built.repository, decision, "tiny", int(version), who=Author(name="Ada", source="--by"), why="so")
+        assert register.register(built, f"build-{decision}").version == 1
+        assert store.get_registered_model("edgeloop-tiny").aliases == aliases
+
+
+def test_a_version_carries_all_it_is_reviewed_by(built, store):
+    """Below `release/` of its run: models, cards, reports and the predictions, as they lie in the workspace."""
+    _judge(built.path, max_size_mb=9.0)
+    version = store.get_model_version("edgeloop-tiny", str(register.register(built, "build-files").version))
+    folder = Path(version.source.removeprefix("file://"))
+    logged = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    evidence = json.loads((built.path / "reports" / "gate.json").read_text(encoding="utf-8"))["evidence"]
+    files = register.release_files(built.path)
+    assert len(files) >= len(evidence) + 5
+    assert logged == {artifact: file.read_bytes() for artifact, file in files.items()}
+    assert {"gate.json", "gate.md", "dvc.lock", "params.yaml", "predictions.parquet"} < set(logged)
+    predictions = (built.path / "models" / "parity" / "predictions.parquet").read_bytes()
+    assert version.tags["predictions_sha256"] == hashlib.sha256(predictions).hexdigest()
+    assert (
+        version.description.startswith("[gate table](#/experiments/")
+        or "Release report" in version.description
+    )
+    entry = Ledger(built.repository / ".edgeloop").read().entries[-2]
+    assert (entry.action, entry.version, entry.run_id) == ("registered", 2, version.run_id)
+    assert entry.evidence_sha256 == version.tags["evidence_sha256"]
 
 
 def test_a_refused_build_is_not_registered(built):

@@ -1,0 +1,68 @@
+"""Deciding on a version: verified first, then written to the ledger, then shown in MLflow."""
+
+from typing import Literal
+
+from tasks.review.author import Author
+from tasks.review.champion_folder import crown
+from tasks.review.desk import Desk
+from tasks.review.registry import Snapshot
+from tasks.review.release import ReleaseRefusedError
+from tasks.review.standing import CHAMPION, Standing
+
+Decision = Literal["approved", "rejected"]
+
+
+def decide(desk: Desk, decision: Decision, version: int, who: Author, why: str) -> None:
+    """Carry a decision out, or write down why it was refused.
+
+    An approved version becomes champion. A rejected one loses its aliases: a champion's place falls to the
+    one before. A rejection stays, so two reviewers who disagree end with a rejection whoever is first.
+
+    Raises:
+        ReleaseRefusedError: the version may not be approved, or is not there; it is in the ledger.
+    """
+    _, now, shown = desk.look()
+    try:
+        _require_possible(desk.name, decision, version, now, shown)
+        if decision == "approved":
+            with desk.fetched(version) as release:
+                reason = desk.draft("approved", version, who, why)
+                desk.write([reason])
+                desk.promote(version, reason)
+                crown(desk.workspace.path, release)
+        else:
+            reason = desk.draft("rejected", version, who, why)
+            desk.write([reason, *desk.dethrone(version, reason)])
+    except ReleaseRefusedError as error:
+        desk.write([desk.draft("refused", version, who, error.got)])
+        desk.settle()
+        raise
+    desk.settle()
+
+
+def _require_possible(name: str, decision: Decision, version: int, now: Standing, shown: Snapshot) -> None:
+    if version not in shown.versions:
+        there = ", ".join(map(str, sorted(shown.versions))) or "none"
+        raise ReleaseRefusedError(
+            f"{name} has no version {version}",
+            allowed=f"a version that is in MLflow: {there}",
+            next_step="`edgeloop release list` shows them",
+        )
+    review = now.review(version)
+    done = review.decided
+    if done is None:
+        return
+    said = f"by {done.by} at {done.time}: {done.why}"
+    if review.state == "rejected":
+        raise ReleaseRefusedError(
+            f"{name} version {version} was rejected {said}",
+            allowed="a version that nobody has rejected",
+            next_step="build a better one; or delete this version in MLflow and `edgeloop build`, which "
+            "registers the build anew, to be reviewed again",
+        )
+    if decision == "approved" and now.aliases.get(CHAMPION) == version:
+        raise ReleaseRefusedError(
+            f"{name} version {version} is the champion already; approved {said}",
+            allowed="a version that is not",
+            next_step="nothing is left to do",
+        )

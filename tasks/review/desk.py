@@ -1,0 +1,164 @@
+"""One registered model under review: its ledger, its image in MLflow, and the acts that change both.
+
+Every act writes the ledger first and MLflow after; what comes between (a crash, a full disk, a server that
+went away) `settle` finishes at the next command.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.mlflow_store import Store
+from tasks.review.author import Author
+from tasks.review.champion_folder import crown, is_crowned
+from tasks.review.ledger import Action, Draft, Entry, Ledger, Reading
+from tasks.review.registry import Snapshot, show, snapshot
+from tasks.review.release import Release, ReleaseRefusedError, fetch
+from tasks.review.standing import CHAMPION, MARK, Standing, demotion, heirs, promotion, standing
+from tasks.tracking import state_folder, tracking_uri
+from tasks.workspace import Workspace
+
+EDGELOOP = Author(name="edgeloop", source="found by itself")
+
+
+def model_name(workspace: Workspace) -> str:
+    """The registered model of a workspace."""
+    return f"edgeloop-{workspace.name}"
+
+
+class Desk:
+    """The review of one workspace's model. Everything happens under the ledger's lock: see `desk`."""
+
+    def __init__(self, workspace: Workspace, ledger: Ledger, store: Store) -> None:
+        """Use `open_desk`."""
+        self.workspace, self.ledger, self.store = workspace, ledger, store
+        self.name = model_name(workspace)
+        self.written: list[Entry] = []
+        """What this desk added to the ledger."""
+        self._seen: Snapshot | None = None
+
+    def look(self) -> tuple[Reading, Standing, Snapshot]:
+        """The ledger, what it says of this model, and what MLflow shows of it.
+
+        Raises:
+            UserError: the ledger was tampered with.
+        """
+        reading = self.ledger.read()
+        if self._seen is None:
+            self._seen = snapshot(self.store, self.name)
+            self.ledger.require_marked(self._seen.tags.get(MARK, ""), reading)
+        return reading, standing(reading.entries, self.name), self._seen
+
+    def look_again(self) -> None:
+        """See what MLflow shows now, which others change at any time."""
+        self._seen = None
+
+    def write(self, drafts: Sequence[Draft]) -> None:
+        """Add to the ledger."""
+        if drafts:
+            self.written += self.ledger.append(drafts)
+
+    def draft(self, action: Action, version: int, who: Author, why: str) -> Draft:
+        """An entry about a version, with the hashes and the run it has in MLflow."""
+        _, now, shown = self.look()
+        version_shown, review = shown.versions.get(version), now.review(version)
+        known = review.registered or review.decided
+        tags = version_shown.tags if version_shown else {}
+        return Draft(
+            action=action,
+            name=self.name,
+            version=version,
+            by=who.name,
+            by_source=who.source,
+            why=why,
+            run_id=version_shown.run_id if version_shown else "",
+            evidence_sha256=known.evidence_sha256 if known else tags.get("evidence_sha256", ""),
+            release_sha256=known.release_sha256 if known else tags.get("release_sha256", ""),
+        )
+
+    @contextmanager
+    def fetched(self, version: int) -> Iterator[Release]:
+        """A version's artifacts, verified, for the block.
+
+        Raises:
+            ReleaseRefusedError: they are not what was registered, or the gate did not pass.
+        """
+        _, now, shown = self.look()
+        with tempfile.TemporaryDirectory() as folder:
+            review, version_shown = now.review(version), shown.versions[version]
+            yield fetch(
+                self.store, self.name, version, version=version_shown, review=review, into=Path(folder)
+            )
+
+    def promote(self, version: int, reason: Draft) -> None:
+        """Make an approved version the champion; the one before becomes `previous`."""
+        _, now, _ = self.look()
+        self.write(promotion(now, version, reason))
+
+    def dethrone(self, version: int, reason: Draft) -> list[Draft]:
+        """The moves that take every alias from a version; its heir, if it needs one, is verified first."""
+        _, now, _ = self.look()
+        heir = None
+        if now.aliases.get(CHAMPION) == version:
+            heir = self._heir(now, version)
+        return demotion(now, version, heir, reason)
+
+    def _heir(self, now: Standing, version: int) -> int | None:
+        for number in heirs(now, version):
+            try:
+                with self.fetched(number):
+                    return number
+            except ReleaseRefusedError as error:
+                self.write(
+                    [self.draft("refused", number, EDGELOOP, f"cannot be champion again: {error.got}")]
+                )
+        return None
+
+    def settle(self) -> None:
+        """Finish what was begun: promote what was approved, dethrone what was not, and show it all."""
+        _, now, shown = self.look()
+        for version in now.unpromoted:
+            reason = now.review(version).decided
+            if reason is not None and version in shown.versions:
+                self.promote(version, reason)
+        _, now, _ = self.look()
+        champion = now.aliases.get(CHAMPION)
+        fallen = now.review(champion).decided if champion is not None else None
+        if champion is not None and fallen is not None and fallen.action == "rejected":
+            self.write(self.dethrone(champion, fallen))
+        self.crown()
+        self.look_again()
+        reading, now, shown = self.look()
+        show(self.store, self.name, now, shown, reading)
+        self.look_again()
+
+    def crown(self) -> None:
+        """Bring the workspace's champion/ up to the ledger.
+
+        Raises:
+            ReleaseRefusedError: the champion's artifacts are gone.
+        """
+        _, now, shown = self.look()
+        if is_crowned(self.workspace.path, self.name, now):
+            return
+        champion = now.aliases.get(CHAMPION)
+        if champion is None:
+            crown(self.workspace.path, None)
+        elif champion in shown.versions:
+            with self.fetched(champion) as release:
+                crown(self.workspace.path, release)
+
+
+@contextmanager
+def open_desk(workspace: Workspace, store: Store | None = None) -> Iterator[Desk]:
+    """The desk of a workspace, held alone for the block.
+
+    Args:
+        workspace: Whose model.
+        store: MLflow, where it is open already.
+    """
+    state = state_folder(workspace.path)
+    ledger = Ledger(state)
+    with ledger.locked():
+        yield Desk(workspace, ledger, store or Store(tracking_uri(workspace.path), state))

@@ -1,0 +1,193 @@
+"""A release as it lies in MLflow: fetched, and held against the hashes that the gate and the ledger name."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from fleet.device.errors import UserError
+from tasks.judge.check import refuses
+from tasks.judge.evidence import evidence_sha256
+from tasks.provenance import release_sha256
+from tasks.review.registry import Version
+from tasks.review.standing import Review
+from tasks.stage import read_json
+from tasks.tracking import check_store
+from tasks.workspace import NO_ROOM
+
+if TYPE_CHECKING:
+    from tasks.mlflow_store import Store
+
+ARTIFACTS = "release"
+"""Folder of a build's run that holds what is reviewed."""
+REPORT, PREDICTIONS = "release.html", "predictions.parquet"
+ATTACHED: Mapping[str, str] = {"report_sha256": REPORT, "predictions_sha256": PREDICTIONS}
+"""Tag to artifact: files beside the evidence whose bytes a version vouches for too."""
+
+_ROOM_BYTES = 64 << 20
+"""With less free, a download that failed may have failed for want of room."""
+_PLACES = (("models/mnn/", "models/"), ("models/parity/", ""), ("reports/", ""))
+
+
+class ReleaseRefusedError(UserError):
+    """What lies in MLflow is not a release that may be approved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A verified release, on this disk."""
+
+    name: str
+    version: int
+    folder: Path
+    release_sha256: str
+    evidence_sha256: str
+    git_commit: str
+
+    @property
+    def cards(self) -> dict[str, dict[str, Any]]:
+        """Variant to model card."""
+        return {p.parent.name: read_json(p) for p in sorted((self.folder / "models").glob("*/card.json"))}
+
+    @property
+    def predictions(self) -> Path:
+        """What its variants answered to the test images."""
+        return self.folder / PREDICTIONS
+
+
+def artifact_of(file: str) -> str:
+    """Where a file of the workspace lies below `release/`: `reports/gate.json` is `gate.json` there."""
+    for prefix, place in _PLACES:
+        if file.startswith(prefix):
+            return place + file.removeprefix(prefix)
+    return file
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def fetch(store: "Store", name: str, number: int, *, version: Version, review: Review, into: Path) -> Release:
+    """Download a version's artifacts and verify each of them.
+
+    Args:
+        store: MLflow.
+        name: The registered model.
+        number: The version.
+        version: As MLflow shows it.
+        review: As the ledger has it.
+        into: An empty folder.
+
+    Raises:
+        ReleaseRefusedError: the run is deleted, an artifact is missing or changed, the gate did not pass, or
+            tags, evidence and ledger do not agree.
+        UserError: MLflow does not answer.
+    """
+    what = f"{name} version {number}"
+    folder = _download(store, version.run_id, what, into)
+    gate = _gate(folder, what, version)
+    for file, sha256 in gate["evidence"].items():
+        _require_same(folder, artifact_of(file), sha256, what)
+    found = {
+        "release_sha256": release_sha256(folder / "models"),
+        "evidence_sha256": evidence_sha256(gate),
+    }
+    if found["evidence_sha256"] != gate["evidence_sha256"]:
+        raise _refused(f"{what}: release/gate.json was edited: its hash is another one")
+    ledger = _registered_hashes(review)
+    for key in (*found, *ATTACHED):
+        told = {ledger.get(key), version.tags.get(key)} - {None}
+        now = found.get(key) or _attached(folder, ATTACHED[key], what)
+        if told != {now}:
+            raise _refused(
+                f"{what}: {key} is {now}, but {' and '.join(map(str, told)) or 'nobody'} was registered"
+            )
+    return Release(
+        name=name, version=number, folder=folder, git_commit=version.tags.get("git_commit", ""), **found
+    )
+
+
+def _download(store: "Store", run_id: str, what: str, into: Path) -> Path:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = store.call(lambda: store.client.get_run(run_id))
+        if run.info.lifecycle_stage == "deleted":
+            raise _refused(f"{what}: its run {run_id} was deleted in MLflow")
+        return Path(store.call(lambda: store.client.download_artifacts(run_id, ARTIFACTS, str(into))))
+    except (MlflowException, OSError) as error:
+        said = " ".join(str(error).split())
+        check_store(store.uri)  # MLflow itself may be what is missing, or room: that refuses nothing
+        _require_room(into, what)
+        raise _refused(f"{what}: its artifacts cannot be fetched from run {run_id}: {said[:200]}") from error
+
+
+def _require_room(into: Path, what: str) -> None:
+    """Tell a download that found no room from one that found nothing: MLflow's error does not say which.
+
+    Raises:
+        UserError: there is no room.
+    """
+    with tempfile.TemporaryFile(dir=into) as probe:
+        try:
+            os.posix_fallocate(probe.fileno(), 0, _ROOM_BYTES)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise UserError(
+                f"no room to fetch the artifacts of {what} into {into}",
+                allowed="room for a copy of the models",
+                next_step="free some space, or set TMPDIR to a folder on a disk that has some",
+            ) from error
+
+
+def _gate(folder: Path, what: str, version: Version) -> dict[str, Any]:
+    """The verdict among the artifacts, when it lets the release pass."""
+    if not (folder / "gate.json").is_file():
+        raise _refused(f"{what}: artifact release/gate.json is missing")
+    try:
+        gate: dict[str, Any] = read_json(folder / "gate.json")
+        failed = [c["name"] for c in gate["checks"] if refuses(c["verdict"], required=c["required"])]
+        verdict, _ = gate["verdict"], (gate["evidence"].items(), gate["evidence_sha256"])
+    except (UserError, KeyError, TypeError, AttributeError) as error:
+        raise _refused(f"{what}: release/gate.json cannot be read ({type(error).__name__})") from error
+    if verdict != "pass" or failed:
+        raise _refused(f"{what}: the gate refused it: {'; '.join(failed) or verdict}")
+    if version.tags.get("gate") != "pass":
+        raise _refused(f"{what}: its tag gate is {version.tags.get('gate')!r}, its gate report says pass")
+    return gate
+
+
+def _require_same(folder: Path, artifact: str, sha256: str, what: str) -> None:
+    if ".." in PurePosixPath(artifact).parts or PurePosixPath(artifact).is_absolute():
+        raise _refused(f"{what}: release/gate.json names the file {artifact!r}")
+    path = folder / artifact
+    found = sha256_of(path) if path.is_file() else "missing"
+    if found != sha256:
+        raise _refused(f"{what}: artifact release/{artifact} is {found}, the gate judged {sha256}")
+
+
+def _attached(folder: Path, artifact: str, what: str) -> str:
+    path = folder / artifact
+    if not path.is_file():
+        raise _refused(f"{what}: artifact release/{artifact} is missing")
+    return sha256_of(path)
+
+
+def _registered_hashes(review: Review) -> dict[str, str]:
+    made = review.registered
+    if made is None:
+        return {}
+    return {"release_sha256": made.release_sha256, "evidence_sha256": made.evidence_sha256, **made.files}
+
+
+def _refused(got: str) -> ReleaseRefusedError:
+    return ReleaseRefusedError(
+        got,
+        allowed="a version that is as it was registered, in MLflow and in the ledger, and passed the gate",
+        next_step="delete this version in MLflow and build: `edgeloop build` then registers a new one",
+    )

@@ -1,0 +1,254 @@
+"""What people do in MLflow's pages, and what a crash leaves: taken over, put back, or finished."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from review_room import MODEL
+
+from fleet.device.errors import UserError
+from tasks.champion import read_champion
+from tasks.review.ledger import Draft
+from tasks.review.reconcile import reconcile, unreconciled
+from tasks.workspace import CODE
+
+
+def test_an_approval_by_tag_is_verified_and_taken_over(room):
+    """Who and why come from the tags beside it; the version becomes champion as by the command line."""
+    room.set_tag(2, reviewed_by="Ada", review_reason="looks right", review_state="approved")
+    reconcile(room.workspace)
+    approved = next(e for e in room.entries if e.action == "approved")
+    assert (approved.version, approved.by, approved.why) == (2, "Ada", "looks right")
+    assert approved.by_source == "MLflow tag reviewed_by"
+    assert room.aliases["champion"] == 2
+    assert room.tags(2)["reviewed_at"] == approved.time
+    assert json.loads((room.path / "champion" / "champion.json").read_text(encoding="utf-8"))["version"] == 2
+    assert not unreconciled(room.workspace)
+
+
+def test_an_approval_by_tag_without_a_name_is_unknowns(room):
+    """MLflow does not say who edits, so neither does the ledger."""
+    room.set_tag(2, review_state="approved")
+    room.set_tag(1, review_state="rejected")
+    reconcile(room.workspace)
+    by_action = {e.action: e for e in room.entries}
+    for action in ("approved", "rejected"):
+        assert by_action[action].by == "unknown, through MLflow"
+        assert by_action[action].why.startswith("no reason given")
+    assert room.states == {3: "pending", 2: "approved", 1: "rejected"}
+
+
+def test_an_approval_by_tag_of_a_spoilt_version_is_refused(room):
+    """The tag goes to `refused` with the reason beside it, and stays there without being tried again."""
+    room.replace(2, "parity.json", b"{}")
+    room.set_tag(2, reviewed_by="Ada", review_state="approved")
+    reconcile(room.workspace)
+    assert room.tags(2)["review_state"] == "refused"
+    assert "parity.json" in room.tags(2)["review_refusal"]
+    assert "champion" not in room.aliases
+    assert (room.entries[-1].action, room.entries[-1].by) == ("refused", "Ada")
+    assert not unreconciled(room.workspace)
+    assert reconcile(room.workspace) == []
+
+
+EDITS = {
+    "state": {"review_state": "pending"},
+    "the other decision": {"review_state": "rejected"},
+    "author": {"reviewed_by": "Eve"},
+    "reason": {"review_reason": "because"},
+    "time": {"reviewed_at": "1999-01-01T00:00:00Z"},
+    "evidence": {"evidence_sha256": "0" * 64},
+    "release": {"release_sha256": "0" * 64},
+    "predictions": {"predictions_sha256": "0" * 64},
+}
+
+
+def test_tags_edited_after_a_decision_are_put_back(room):
+    """An approval is withdrawn by the command line only: every other edit is recorded and undone."""
+    room.approve(2)
+    right = room.tags(2)
+    for edit in EDITS.values():
+        room.set_tag(2, **edit)
+        start = len(room.entries)
+        reconcile(room.workspace)
+        ((key, value),) = edit.items()
+        (entry,) = room.entries[start:]
+        assert (entry.action, entry.version) == ("tag_changed", 2)
+        assert f"tag {key} was {value!r}" in entry.why
+        assert room.tags(2)["review_state"] == "approved"
+        assert {k: v for k, v in room.tags(2).items() if k != "review_entry"} == {
+            k: v for k, v in right.items() if k != "review_entry"
+        }
+    assert room.aliases["champion"] == 2
+
+
+def test_a_champion_set_by_hand_has_to_be_approved(room):
+    """An alias is not an approval: it is put back, to no version before the first release."""
+    room.client.set_registered_model_alias(MODEL, "champion", "3")
+    room.client.set_registered_model_alias(MODEL, "previous", "1")
+    reconcile(room.workspace)
+    assert room.aliases == {"candidate": 3}
+    assert [(e.action, e.alias) for e in room.entries[-2:]] == [
+        ("tag_changed", "champion"),
+        ("tag_changed", "previous"),
+    ]
+    assert read_champion(room.path / "champion") is None
+
+
+def test_a_champion_moved_by_hand_to_an_approved_version_is_taken_over(room):
+    """It was verified once and is verified again; the workspace follows."""
+    room.approve(1)
+    room.approve(2)
+    room.client.set_registered_model_alias(MODEL, "champion", "1")
+    assert unreconciled(room.workspace)
+    reconcile(room.workspace)
+    assert (room.aliases["champion"], room.aliases["previous"]) == (1, 2)
+    moved = next(e for e in reversed(room.entries) if (e.alias, e.version) == ("champion", 1))
+    assert moved.by == "unknown, through MLflow"
+    assert moved.evidence_sha256 == room.tags(1)["evidence_sha256"]
+    assert json.loads((room.path / "champion" / "champion.json").read_text(encoding="utf-8"))["version"] == 1
+
+
+def test_a_champion_alias_taken_away_by_hand_comes_back(room):
+    """A champion is withdrawn by rejecting it, with a reason."""
+    room.approve(2)
+    room.client.delete_registered_model_alias(MODEL, "champion")
+    reconcile(room.workspace)
+    assert room.aliases["champion"] == 2
+    assert "champion was gone in MLflow" in room.entries[-1].why
+
+
+def test_a_champion_deleted_in_mlflow_falls_back(room):
+    """The version before it follows; the ledger says what is gone and who became champion."""
+    room.approve(1)
+    room.approve(2)
+    room.client.delete_model_version(MODEL, "2")
+    assert unreconciled(room.workspace)
+    reconcile(room.workspace)
+    assert room.aliases == {"champion": 1, "candidate": 3}
+    assert ("deleted", "", 2) in room.said()
+    assert json.loads((room.path / "champion" / "champion.json").read_text(encoding="utf-8"))["version"] == 1
+    assert room.states == {3: "pending", 1: "approved"}
+
+
+def test_a_model_deleted_and_registered_anew_inherits_nothing(room):
+    """Version numbers begin again at 1; what was approved under a number is not the new version's."""
+    room.approve(1)
+    room.client.delete_registered_model(MODEL)
+    room.client.create_registered_model(MODEL)
+    run = room.client.search_runs([room.client.get_experiment_by_name(MODEL).experiment_id])[0].info.run_id
+    room.client.create_model_version(MODEL, "file:///elsewhere", run_id=run)
+    assert room.states == {1: "pending"}
+    assert room.aliases == {}
+    assert "review_state" in room.tags(1)
+    assert [e.version for e in room.entries if e.action == "deleted"] == [1, 2, 3]
+
+
+CUT_SHORT = {
+    "before the alias moved": [("approved", "")],
+    "before MLflow was told": [("approved", ""), ("alias", "champion")],
+}
+
+
+@pytest.mark.parametrize("written", CUT_SHORT.values(), ids=CUT_SHORT)
+def test_a_decision_cut_short_is_finished(room, written):
+    """The ledger has it, MLflow has not: the next command finishes it and blames nobody for that."""
+    made = next(e for e in room.entries if (e.action, e.version) == ("registered", 2))
+    common = {"name": MODEL, "version": 2, "by": "Ada", "why": "good", "run_id": made.run_id}
+    hashes = {"evidence_sha256": made.evidence_sha256, "release_sha256": made.release_sha256}
+    room.ledger.append([Draft(action=a, alias=alias, **common, **hashes) for a, alias in written])
+    assert unreconciled(room.workspace)
+    reconcile(room.workspace)
+    assert (room.tags(2)["review_state"], room.tags(2)["reviewed_by"]) == ("approved", "Ada")
+    assert room.aliases["champion"] == 2
+    assert [e.action for e in room.entries].count("approved") == 1
+    assert "tag_changed" not in [e.action for e in room.entries]
+    assert json.loads((room.path / "champion" / "champion.json").read_text(encoding="utf-8"))["version"] == 2
+    assert not unreconciled(room.workspace)
+
+
+def test_a_rejection_in_mlflow_outlives_an_approval_that_was_cut_short(room):
+    """Who set the tag was not shown the approval: of two reviewers who disagree the rejection wins."""
+    made = next(e for e in room.entries if (e.action, e.version) == ("registered", 2))
+    room.ledger.append([Draft(action="approved", name=MODEL, version=2, by="Ada", run_id=made.run_id)])
+    room.set_tag(2, review_state="rejected")
+    reconcile(room.workspace)
+    assert room.states[2] == "rejected"
+    assert "champion" not in room.aliases
+
+
+def test_decisions_of_another_ledger_are_taken_over(room, copy_room):
+    """Without its ledger a repository believes what MLflow shows, verified: champion and history go on."""
+    room.approve(2, "good")
+    room.reject(1, "bad")
+    other = copy_room(room, "other")
+    other.ledger.path.unlink()
+    assert other.states == {3: "pending", 2: "approved", 1: "rejected"}
+    assert other.aliases["champion"] == 2
+    taken_over = [e for e in other.entries if e.action in ("approved", "rejected")]
+    assert {(e.action, e.version, e.by, e.why) for e in taken_over} == {
+        ("approved", 2, "Ada", "good"),
+        ("rejected", 1, "Ada", "bad"),
+    }
+
+
+def test_a_ledger_that_lost_its_end_is_found_out(room):
+    """MLflow was told of the last entry: cutting it off does not undo a decision."""
+    room.approve(2)
+    lines = room.ledger.path.read_bytes().splitlines(keepends=True)
+    room.ledger.path.write_bytes(b"".join(lines[:-2]))
+    with pytest.raises(UserError, match="is missing or another one: MLflow was told of it"):
+        reconcile(room.workspace)
+
+
+def test_whether_there_is_something_to_do_is_known_without_mlflow(room):
+    """`edgeloop build` asks each time, so the question must not cost MLflow's import."""
+    reconcile(room.workspace)
+    asked = (
+        "import sys; from pathlib import Path; from tasks.workspace import Workspace\n"
+        "from tasks.review.reconcile import unreconciled\n"
+        f"w = Workspace(name='tiny', path=Path({str(room.path)!r}), repository=Path())\n"
+        "print(unreconciled(w), 'mlflow' in sys.modules)"
+    )
+
+    def answer() -> str:
+        command = [sys.executable, "-c", asked]
+        return subprocess.run(command, cwd=CODE, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert answer() == "False False"
+    room.set_tag(3, review_state="approved")
+    assert answer() == "True False"
+
+
+def test_a_champion_folder_that_went_missing_is_written_again(room):
+    """It is what builds are held against: the ledger's champion, whatever git or somebody left there."""
+    room.approve(2)
+    (room.path / "champion" / "champion.json").write_text("{}", encoding="utf-8")
+    assert unreconciled(room.workspace)
+    reconcile(room.workspace)
+    assert json.loads((room.path / "champion" / "champion.json").read_text(encoding="utf-8"))["version"] == 2
+
+
+def test_a_champion_that_git_brought_stays_while_the_ledger_has_none(room):
+    """A fresh clone has a champion and no ledger yet: builds in it are held against that champion."""
+    record = room.path / "champion" / "champion.json"
+    record.write_text('{"name": "edgeloop-tiny", "version": 7}', encoding="utf-8")
+    reconcile(room.workspace)
+    assert json.loads(record.read_text(encoding="utf-8"))["version"] == 7
+
+
+def test_versions_that_wait_are_found_by_their_state(room):
+    """The filters that MLflow's pages and API take, on versions and on models."""
+    room.approve(2)
+
+    def versions(state: str) -> list[int]:
+        found = room.client.search_model_versions(f"name = '{MODEL}' and tags.review_state = '{state}'")
+        return sorted(int(version.version) for version in found)
+
+    assert (versions("pending"), versions("approved")) == ([1, 3], [2])
+    found = room.client.search_registered_models("tags.review_state = 'pending'")
+    assert [model.name for model in found] == [MODEL]
+    for version in (1, 3):
+        room.reject(version)
+    assert room.client.search_registered_models("tags.review_state = 'pending'") == []

@@ -1,0 +1,63 @@
+"""`edgeloop release` as programs and people read it."""
+
+import json
+
+import pytest
+from review_room import MODEL
+
+from flows.cli import main
+from flows.release_cli import catch_up
+
+
+@pytest.fixture
+def run(room, monkeypatch, capsys):
+    monkeypatch.chdir(room.repository)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["release", *arguments])
+        printed = capsys.readouterr()
+        return ended.value.code, printed.out, printed.err
+
+    return command
+
+
+def test_versions_are_listed_shown_and_decided(room, run):
+    """JSON with the state, hashes and aliases of each version; the history of one from the ledger."""
+    assert run("approve", "tiny", "2", "--why", "good", "--by", "Ada")[0] == 0
+    code, out, _ = run("list", "--json")
+    listed = {row["version"]: row for row in json.loads(out)}
+    assert code == 0
+    assert {version: row["state"] for version, row in listed.items()} == {
+        1: "pending",
+        2: "approved",
+        3: "pending",
+    }
+    assert (listed[2]["aliases"], listed[2]["reviewed_by"], listed[2]["why"]) == (["champion"], "Ada", "good")
+    assert [row["version"] for row in json.loads(run("list", "--json", "--state", "approved")[1])] == [2]
+    shown = json.loads(run("show", MODEL, "2", "--json")[1])
+    assert "**Gate: pass**" in shown["description"]
+    assert [entry["action"] for entry in shown["history"]] == ["registered", "alias", "approved", "alias"]
+    assert shown["artifacts"] == str(room.artifact(2, ""))
+    text = run("show", MODEL, "2")[1]
+    assert f"evidence   {listed[2]['evidence_sha256']}" in text
+    assert "approved, Ada (--by): good" in text
+
+
+def test_a_tampered_ledger_is_named(room, run):
+    """Nothing is listed or decided while a line is not as it was written."""
+    text = room.ledger.path.read_text(encoding="utf-8")
+    room.ledger.path.write_text(text.replace('"registered"', '"approved"', 1), encoding="utf-8")
+    for command in (["list"], ["approve", MODEL, "2", "--why", "good"]):
+        code, _, err = run(*command)
+        assert code == 2
+        assert "ledger.jsonl, line 1 was changed" in err
+
+
+def test_a_build_catches_up_with_the_pages(room, capsys):
+    """What it took over is said on stderr; with nothing to take over it says nothing."""
+    room.set_tag(3, reviewed_by="A\x1b[2Jda", review_state="approved")
+    catch_up(room.workspace)
+    assert "edgeloop-tiny version 3: approved by A [2Jda: no reason given" in capsys.readouterr().err
+    catch_up(room.workspace)
+    assert capsys.readouterr().err == ""
