@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,12 @@ def home(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def in_use(folder: Path) -> Iterator[PrefectServer]:
+def in_use(folder: Path, meanwhile: Callable[[], object] = tuple) -> Iterator[PrefectServer]:
     """Use Prefect's server for the block; one is started when none runs, and ends after its last user.
 
     Args:
         folder: A workspace; its repository's state is served.
+        meanwhile: Called while a server that had to be started comes up.
 
     Raises:
         UserError: PREFECT_API_URL names a server that does not answer.
@@ -68,10 +69,10 @@ def in_use(folder: Path) -> Iterator[PrefectServer]:
         yield PrefectServer(url=given.rstrip("/").removesuffix("/api"), own=False)
         return
     state = home(folder)
-    state.mkdir(parents=True, exist_ok=True)
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (state / keeper.USERS).open("a") as users:
         fcntl.flock(users, fcntl.LOCK_SH)  # waits while the last keeper puts things away
-        yield PrefectServer(url=ensure(folder), own=True)
+        yield PrefectServer(url=ensure(folder, meanwhile), own=True)
 
 
 def running(folder: Path) -> str | None:
@@ -80,7 +81,7 @@ def running(folder: Path) -> str | None:
     return str(record["url"]) if record else None
 
 
-def ensure(folder: Path) -> str:
+def ensure(folder: Path, meanwhile: Callable[[], object] = tuple) -> str:
     """The address of the kept server, for who has it in use; started when nobody has, or when it has ended.
 
     Raises:
@@ -98,6 +99,8 @@ def ensure(folder: Path) -> str:
             if spawns == _SPAWNS:
                 break
             spawned, spawns = _spawn(state), spawns + 1
+            if spawns == 1:
+                meanwhile()
         time.sleep(_POLL_S)
     raise EngineError(f"Prefect's server could not be started; {state / keeper.LOG} says why")
 
