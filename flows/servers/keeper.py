@@ -56,6 +56,7 @@ def environment(folder: Path, port: int) -> dict[str, str]:
         "PREFECT_LOGGING_LEVEL": "WARNING",
         "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(folder / "pages"),  # else into the installed package
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        "PREFECT_SERVER_UI_V2_ENABLED": "false",  # as what is shown first: it reaches for the network
         # On disk: kept in memory, a slot whose holder ended with the server would stay taken for ever.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PREFECT_SERVER_CONCURRENCY_MAXIMUM_CONCURRENCY_SLOT_WAIT_SECONDS": "2",
@@ -95,7 +96,7 @@ def keep(folder: Path) -> None:
 
 
 def _start(folder: Path, port: int) -> process.Process:
-    arguments = ["--factory", "prefect.server.api.server:create_app", "--lifespan", "on"]
+    arguments = ["--factory", "flows.servers.prefect_app:create_app", "--lifespan", "on"]
     arguments += ["--host", process.HOST, "--port", str(port), "--log-level", "warning"]
     arguments += ["--timeout-graceful-shutdown", "5"]
     return process.start("uvicorn", arguments, environment(folder, port), folder / LOG)
