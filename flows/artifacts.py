@@ -134,9 +134,10 @@ def publish(workspace: str, result: Result, found: Sequence[str]) -> None:
     """Write the result of a build into Prefect; within its flow run."""
     from prefect.artifacts import create_markdown_artifact
 
-    create_markdown_artifact(
-        result_markdown(result, found), key=key("result", workspace), description=f"What {workspace} came to"
-    )
+    said = f"gate: {result.gate['verdict']}"
+    if result.registered:
+        said += f", {result.registered['name']} version {result.registered['version']}"
+    create_markdown_artifact(result_markdown(result, found), key=key("result", workspace), description=said)
 
 
 class ProgressBar:

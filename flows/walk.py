@@ -167,6 +167,7 @@ class _Flow:
         # MLflow's client repeats a request by itself, but for one that its server has answered with an error.
         @task(
             cache_policy=NO_CACHE,
+            task_run_name="register",
             retries=len(RETRY_AFTER_S),
             retry_delay_seconds=list(RETRY_AFTER_S),
             retry_condition_fn=_worth_a_retry,
