@@ -10,11 +10,11 @@ import contextlib
 import platform
 import sys
 from collections.abc import Iterator
+from http import HTTPStatus
 from uuid import UUID
 
 LEASE_S = 60.0
 """The shortest that Prefect grants; the holder renews it, and the slot of a killed one is free after it."""
-_ASK_S = 1.0
 
 
 def device_of(stage: str) -> str | None:
@@ -45,18 +45,19 @@ def held(stage: str, own_server: bool, task_run: UUID | None) -> Iterator[None]:
         yield
         return
     from prefect.client.schemas.objects import ConcurrencyLeaseHolder
+    from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
     from prefect.concurrency.sync import concurrency
 
     name = limit_name(device, own_server)
     _make_limit(name)
     holder = ConcurrencyLeaseHolder(type="task_run", id=task_run) if task_run else None
 
-    def slot(timeout_s: float | None) -> contextlib.AbstractContextManager[None]:
+    def slot(retries: int | None) -> contextlib.AbstractContextManager[None]:
         return concurrency(
             name,
             occupy=1,
             strict=True,
-            timeout_seconds=timeout_s,
+            max_retries=retries,  # and no timeout: a slot granted just after it would be nobody's
             lease_duration=LEASE_S,
             holder=holder,
             raise_on_lease_renewal_failure=False,  # the lock still protects a measurement that runs
@@ -64,12 +65,22 @@ def held(stage: str, own_server: bool, task_run: UUID | None) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(slot(_ASK_S))
-        except TimeoutError:
+            stack.enter_context(slot(0))
+        except ConcurrencySlotAcquisitionError as error:
+            if not _is_taken(error):
+                raise
             waits = f"{stage}: another build measures on device {device}; waiting for its end"
             print(waits, file=sys.stderr, flush=True)
             stack.enter_context(slot(None))
         yield
+
+
+def _is_taken(error: Exception) -> bool:
+    """Whether the server said that all slots are taken, and not something else."""
+    import httpx
+
+    cause = error.__cause__
+    return isinstance(cause, httpx.HTTPStatusError) and cause.response.status_code == HTTPStatus.LOCKED
 
 
 def _make_limit(name: str) -> None:

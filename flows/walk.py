@@ -106,7 +106,7 @@ class _Flow:
     def _explained(self, error: Exception) -> Exception:
         """What Prefect's client raises, as an error for people; any other as it is."""
         import httpx
-        from prefect.concurrency._asyncio import ConcurrencySlotAcquisitionError  # nowhere public
+        from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 
         if isinstance(error, httpx.HTTPError | ConcurrencySlotAcquisitionError):
             return EngineError(f"Prefect at {shown(self._server.url)}: {error or type(error).__name__}")

@@ -145,7 +145,7 @@ with prefect_server.in_use(Path(sys.argv[1])) as server:
 def _holder(home: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", _HOLD, str(home)],
-        env=environment(ROOT),
+        env=environment(ROOT) | {"PREFECT_LOGGING_LEVEL": "CRITICAL"},  # as a build has it
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -169,22 +169,8 @@ def test_the_second_to_measure_waits_and_says_so(home):
             process.kill()
 
 
-def test_the_slot_of_a_killed_holder_is_free_again(home):
-    """Killed (-9), a holder gives nothing back: its lease ends, and who waits goes on."""
-    first = _holder(home)
-    assert first.stdout.readline() == "holds\n"
-    second = _holder(home)
-    try:
-        assert "waiting" in second.stderr.readline()
-        first.kill()
-        assert second.stdout.readline() == "holds\n"
-    finally:
-        first.kill()
-        second.kill()
-
-
-def test_the_slot_of_a_holder_that_ended_with_the_server_is_free_again(tmp_path):
-    """The only user is killed, so the server ends, too: the next server knows of the lease's end."""
+def test_the_slot_of_a_killed_holder_is_free_again(tmp_path):
+    """Killed (-9), even as the server's only user, which ends with it: the next server knows of the lease."""
     (tmp_path / ".dvc").mkdir()
     first = _holder(tmp_path)
     assert first.stdout.readline() == "holds\n"
