@@ -56,17 +56,17 @@ def result_markdown(result: Result, links: Sequence[str]) -> str:
     if refused:
         lines += ["", "| refused because | measured | threshold |", "|---|---|---|"]
         lines += [_row(c["name"], f"{c['measured']} {c['unit']}", c["threshold"]) for c in refused]
-    lines += ["", "| variant | top-1 | size | MACs | P50 | P95 | P99 | parity | agreement | latency flags |"]
-    lines += ["|---|--:|--:|--:|--:|--:|--:|--:|--:|---|"]
+    lines += ["", "| variant | top-1 | size | MACs | P50 / P95 / P99 | parity | agreement | latency |"]
+    lines += ["|---|--:|--:|--:|--:|--:|--:|---|"]
     lines += [_variant_row(variant) for variant in result.variants]
     return "\n".join([*lines, "", "## Look further", "", *(f"- {link}" for link in links), ""])
 
 
 def _variant_row(v: Mapping[str, Any]) -> str:
-    latency = (f"{v['latency_ms'][p]:.2f} ms" for p in ("p50", "p95", "p99"))
+    latency = " / ".join(f"{v['latency_ms'][p]:.2f}" for p in ("p50", "p95", "p99")) + " ms"
     size, macs = f"{v['size_bytes'] / 1e6:.2f} MB", f"{v['macs'] / 1e6:.1f} M"
     parity, agreement = f"{v['parity_max_rel_error']:.1e}", f"{v['agreement']:.2%}"
-    return _row(v["name"], f"{v['top1']:.2%}", size, macs, *latency, parity, agreement, " ".join(v["flags"]))
+    return _row(v["name"], f"{v['top1']:.2%}", size, macs, latency, parity, agreement, " ".join(v["flags"]))
 
 
 def _row(*cells: object) -> str:
@@ -92,7 +92,8 @@ def links(workspace: Workspace, build_id: str, uri: str, registered: Mapping[str
     for name, what in _REPORTS.items():
         file = workspace.path / "reports" / name
         if file.is_file():
-            found.append(f"[{what}]({reports}{report_pages.page(workspace.name, name)}), file `{file}`")
+            path = file.relative_to(workspace.repository)
+            found.append(f"[{what}]({reports}{report_pages.page(workspace.name, name)}), file `{path}`")
     found.append("Links to this machine open while `edgeloop ui` runs. Reports are always the last build's.")
     return found
 

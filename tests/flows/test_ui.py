@@ -28,7 +28,7 @@ def _free_port() -> int:
 
 
 def _get(url: str, **headers: str) -> bytes:
-    request = urllib.request.Request(url, headers=headers)
+    request = urllib.request.Request(url, headers={"Accept": "text/html"} | headers)
     with urllib.request.urlopen(request, timeout=30) as answer:
         return bytes(answer.read())
 
@@ -177,7 +177,7 @@ def test_it_serves_reports_and_no_other_file(ui):
 def test_the_page_of_a_flow_run(tiny_build, ui, browser):
     """Who opens the run sees its verdict, its variants and where to look further; nobody else is asked."""
     run = re.search(r"/runs/flow-run/\S+", tiny_build.stderr)[0]
-    page = browser.new_page(viewport={"width": 1280, "height": 1100})
+    page = browser.new_page(viewport={"width": 1440, "height": 860})
     asked = []
     page.on("response", lambda response: asked.append(response.url))
     try:
