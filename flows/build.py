@@ -1,4 +1,4 @@
-"""The build: stale stages one Prefect task each, then the registration. Needs no server.
+"""The build: what is due walked as a Prefect flow (`flows/walk.py`), or nothing. Nobody has to run a server.
 
 Looking for stale stages comes first and needs neither Prefect nor MLflow, so a build with nothing to do takes
 about a second.
@@ -10,17 +10,18 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fleet.device.errors import EngineError
 from flows import stages
+from flows.artifacts import links
 from flows.inputs import SectionCheck
-from flows.interrupt import leave
+from flows.walk import Steps, Walked, walk
 from tasks.gate import require_judged
 from tasks.stage import read_json, write_json
 from tasks.summary import variants
@@ -72,21 +73,23 @@ def build(workspace: Workspace) -> Built:
     check_store(uri)
     with _only_build(workspace):
         plan = stages.plan(workspace)
-        ran: list[str] = []
-        if plan.stale or not _same_devices(workspace, plan.always):
+        done = None if _is_due(workspace, plan) else _concluded(workspace, uri)
+        if done is None:
             with SectionCheck(workspace, plan.stale, stages.stage_environment(workspace)) as sections:
-                ran = walk(workspace, plan, build_id, sections.require)
-        gate = read_json(workspace.path / "reports" / "gate.json")
-        require_judged(workspace.path, gate)
-        _wait_for_tracking(workspace, build_id, uri)  # a version is linked to the stages' runs
-        registered = _register(workspace, build_id, uri) if gate["verdict"] == "pass" else None
+                steps = Steps(
+                    ready=sections.require,
+                    judge=lambda: _judged(workspace, build_id, uri),
+                    register=lambda: _register(workspace, build_id, uri),
+                    links=lambda registered: links(workspace, build_id, uri, registered),
+                )
+                done = walk(workspace, plan, build_id, steps)
     return Built(
         preset=workspace.name,
         seconds=round(time.monotonic() - started, 2),
         variants=variants(workspace.path / "reports"),
-        gate={"verdict": gate["verdict"], "checks": gate["checks"]},
-        registered=registered,
-        ran=ran,
+        gate={"verdict": done.gate["verdict"], "checks": done.gate["checks"]},
+        registered=done.registered,
+        ran=done.ran,
     )
 
 
@@ -107,6 +110,10 @@ def _only_build(workspace: Workspace) -> Iterator[None]:
         lock.release()
 
 
+def _is_due(workspace: Workspace, plan: stages.Plan) -> bool:
+    return bool(plan.stale) or not _same_devices(workspace, plan.always)
+
+
 def _same_devices(workspace: Workspace, always: frozenset[str]) -> bool:
     """Whether the probes, which always run, would write what they wrote; only this host can tell at once."""
     if always != {"probe@local"}:
@@ -117,105 +124,52 @@ def _same_devices(workspace: Workspace, always: frozenset[str]) -> bool:
     return report.is_file() and bool(read_json(report) == probe_local())
 
 
-def walk(workspace: Workspace, plan: stages.Plan, build_id: str, ready: Callable[[], None]) -> list[str]:
-    """Run what is due, one Prefect task a stage, and return the stages' names.
-
-    A stage is due when it is stale or when something it reads came out different.
-
-    Args:
-        workspace: Whose stages.
-        plan: What is due.
-        build_id: Of the stages' runs in MLflow.
-        ready: Called once Prefect is up, before the first stage; raises when no stage may run.
-
-    Raises:
-        StageFailedError: a stage failed; those after it did not run.
-        EngineError: Prefect gave the build up.
-    """
-    for key, value in _prefect_settings(workspace).items():
-        os.environ.setdefault(key, value)
-    from prefect import flow, task
-    from prefect.cache_policies import NO_CACHE
-    from prefect.client.schemas.objects import State
-    from prefect.states import Failed
-
-    ran: list[str] = []
-    failures: list[Exception] = []
-
-    def attempt(action: Callable[[], None]) -> State[None] | None:
-        try:
-            action()
-        except KeyboardInterrupt:
-            leave()
-        except Exception as error:  # noqa: BLE001  # raised again below: Prefect only makes a state of it
-            failures.append(error)
-            return Failed(message=str(error))
-        return None
-
-    @task(cache_policy=NO_CACHE, task_run_name="{stage}")  # DVC is the cache
-    def run(stage: str) -> State[None] | None:
-        return attempt(lambda: stages.reproduce(workspace, stage, build_id))
-
-    @flow(name=f"build-{workspace.name}", flow_run_name=build_id)
-    def build_flow() -> State[None] | None:
-        if unready := attempt(ready):
-            return unready
-        for stage in _due(workspace, plan):
-            ran.append(stage)
-            if not run(stage, return_state=True).is_completed():
-                return Failed(message=f"{stage} did not complete")
-        return None
-
-    state = build_flow(return_state=True)
-    _raise_unless_completed(state.is_completed(), failures, ran)
-    return ran
+def _concluded(workspace: Workspace, uri: str) -> Walked | None:
+    """What an earlier build came to when nothing is left to do, not even to register; needs no Prefect."""
+    gate = read_json(workspace.path / "reports" / "gate.json")
+    require_judged(workspace.path, gate)
+    registered = _known_registration(workspace, uri) if gate["verdict"] == "pass" else None
+    return (
+        None
+        if gate["verdict"] == "pass" and not registered
+        else Walked(ran=[], gate=gate, registered=registered)
+    )
 
 
-def _due(workspace: Workspace, plan: stages.Plan) -> Iterator[str]:
-    """Stages that are due, one by one: whether what one wrote differs is asked when the next is wanted."""
-    changed: set[str] = set()
-    for stage, upstream in plan.upstream.items():
-        if stage in plan.stale | plan.always or upstream & changed:
-            before = stages.locked_outs(workspace).get(stage)
-            yield stage
-            if stages.locked_outs(workspace).get(stage) != before:
-                changed.add(stage)
+def _judged(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
+    gate: dict[str, Any] = read_json(workspace.path / "reports" / "gate.json")
+    require_judged(workspace.path, gate)
+    _wait_for_tracking(workspace, build_id, uri)  # a version is linked to the stages' runs
+    return gate
 
 
-def _raise_unless_completed(completed: bool, failures: list[Exception], ran: list[str]) -> None:
-    if failures:
-        raise failures[0]
-    if not completed:
-        raise EngineError(f"Prefect gave the build up at {ran[-1] if ran else 'its start'}")
+def _receipt(workspace: Workspace) -> Path:
+    return state_folder(workspace.path) / "registered" / f"{workspace.name}.json"
 
 
-def _prefect_settings(workspace: Workspace) -> dict[str, str]:
-    """Prefect as a library: its state beside ours, no reports to its makers, quiet."""
-    return QUIET_TOOLS | {
-        "PREFECT_HOME": str(state_folder(workspace.path) / "prefect"),
-        "PREFECT_LOGGING_LEVEL": "CRITICAL",
-        "PREFECT_LOGGING_TO_API_ENABLED": "false",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300",  # 20 by default, too few on a busy machine
-    }
+def _evidence(workspace: Workspace, uri: str) -> dict[str, str]:
+    """What a registration is of, and where it is: the store's address may hold a password."""
+    gate = read_json(workspace.path / "reports" / "gate.json")
+    return {"evidence": gate["evidence_sha256"], "store_sha256": hashlib.sha256(uri.encode()).hexdigest()}
+
+
+def _known_registration(workspace: Workspace, uri: str) -> dict[str, Any] | None:
+    """Name and version of what an earlier build registered of this evidence, when the store still has it."""
+    receipt = _receipt(workspace)
+    known = read_json(receipt) if receipt.is_file() else {}
+    same = all(known.get(name) == value for name, value in _evidence(workspace, uri).items())
+    return dict(known["registered"]) if same and _still_registered(uri, known["registered"]) else None
 
 
 def _register(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
-    receipt = state_folder(workspace.path) / "registered" / f"{workspace.name}.json"
-    evidence = read_json(workspace.path / "reports" / "gate.json")["evidence_sha256"]
-    store = hashlib.sha256(uri.encode()).hexdigest()  # it may hold a password
-    known = read_json(receipt) if receipt.is_file() else {}
-    if (
-        known.get("evidence") == evidence
-        and known.get("store_sha256") == store
-        and _still_registered(uri, known["registered"])
-    ):
-        return dict(known["registered"])
+    if known := _known_registration(workspace, uri):
+        return known
     os.environ.update(QUIET_TOOLS)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     from tasks.register import register
 
     registered = asdict(register(workspace, build_id))
-    write_json(receipt, {"evidence": evidence, "store_sha256": store, "registered": registered})
+    write_json(_receipt(workspace), {**_evidence(workspace, uri), "registered": registered})
     return registered
 
 

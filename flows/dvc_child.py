@@ -109,9 +109,11 @@ def _ended(said: str) -> EdgeloopError:
 
 
 def _fail(error: EdgeloopError) -> NoReturn:
-    print(f"ERROR: {error}", file=sys.stderr)
+    """End with the error's exit code and leave word of it: the build prints it, once."""
     file = Path(os.environ[FAILURE_FILE]) if FAILURE_FILE in os.environ else None
-    if file and not file.exists():
+    if file is None:
+        print(f"ERROR: {error}", file=sys.stderr)
+    elif not file.exists():
         write_json(file, {"exit_code": error.exit_code, "error": str(error)})
     sys.exit(error.exit_code)
 

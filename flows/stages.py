@@ -55,7 +55,7 @@ class Plan:
 
 
 class StageFailedError(EdgeloopError):
-    """A stage ended with an error; it has printed it already."""
+    """A stage ended with an error, which this one says: the stage itself did not print it."""
 
     def __init__(self, stage: str, exit_code: int, message: str) -> None:
         """Keep the stage's own exit code, which DVC replaces by its own.
@@ -63,7 +63,7 @@ class StageFailedError(EdgeloopError):
         Args:
             stage: Its name in dvc.yaml.
             exit_code: 2 or 3.
-            message: What the stage printed.
+            message: What the stage left word of.
         """
         super().__init__(f"stage {stage}: {message}")
         self.stage, self.exit_code = stage, exit_code
@@ -147,15 +147,21 @@ def _differs(state: list[Any]) -> bool:
     return any(entry != "always changed" for entry in state)
 
 
-def reproduce(workspace: Workspace, stage: str, build_id: str) -> None:
+def reproduce(workspace: Workspace, stage: str, build_id: str, more: Mapping[str, str]) -> None:
     """Run one stage through DVC, which skips it when nothing changed; what is printed goes to stderr.
+
+    Args:
+        workspace: Whose stage.
+        stage: Its name in dvc.yaml.
+        build_id: Of its run in MLflow.
+        more: What its environment must have besides.
 
     Raises:
         StageFailedError: the stage or DVC ended with an error.
     """
     with tempfile.TemporaryDirectory() as folder:
         failure = Path(folder) / "failure.json"
-        env = stage_environment(workspace) | {BUILD_ID: build_id, FAILURE_FILE: str(failure)}
+        env = {**stage_environment(workspace), **more, BUILD_ID: build_id, FAILURE_FILE: str(failure)}
         command = [sys.executable, "-m", "flows.dvc_child", stage]
         with subprocess.Popen(command, cwd=workspace.path, env=env, stdout=subprocess.PIPE, text=True) as dvc:
             for line in dvc.stdout or ():

@@ -1,115 +1,146 @@
-"""`edgeloop ui`: MLflow's pages over the embedded store, on this machine only, until Ctrl-C."""
+"""`edgeloop ui`: MLflow's and Prefect's pages and the reports, on this machine only, until Ctrl-C."""
 
 import contextlib
-import os
-import signal
-import socket
-import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from fleet.device.errors import EngineError, UserError
-from tasks.tracking import QUIET_TOOLS, check_store, shown, state_folder, tracking_uri
+from flows.servers import addresses, mlflow_server, prefect_server, process, report_pages
+from tasks.tracking import check_store, state_folder, tracking_uri
 from tasks.workspace import Workspace
 
-_HOST = "127.0.0.1"
-_USUAL_PORT = 5000
-_START_LIMIT_S = 90.0
-_LOG = "ui.log"
-_STOP_LIMIT_S = 10.0
+_WATCH_S = 1.0
+_MOST_RESTARTS = 5
+"""Of MLflow's server; what dies more often will not get well by itself."""
+_PENDING = "/#/models?searchInput=tags.review_state%20%3D%20%27pending%27"
+"""MLflow's registered models, those whose version waits for a review."""
 
 
 def serve(workspace: Workspace, port: int | None) -> int:
-    """Serve until interrupted or terminated; no process is left behind.
+    """Serve until interrupted or terminated; no process is left behind, however this one ends.
 
     Args:
-        workspace: Its repository's store is shown.
-        port: To listen on; None takes the usual one, or a free one when that is taken.
+        workspace: Its repository's state is shown.
+        port: For MLflow to listen on; None takes the one it had last, or a free one when that is taken.
 
     Raises:
-        UserError: MLFLOW_TRACKING_URI names a server, which has pages of its own; or the port is taken.
-        EngineError: the server ended by itself.
+        UserError: the port is taken, or a server that the environment names does not answer.
+        EngineError: a server cannot be started, or dies again and again.
     """
-    uri = tracking_uri(workspace.path)
-    if uri.startswith(("http://", "https://")):
-        raise UserError(
-            f"MLFLOW_TRACKING_URI is {shown(uri)}",
-            allowed="a store without a server of its own",
-            next_step=f"open {shown(uri)}, or unset MLFLOW_TRACKING_URI to see the embedded store",
+    check_store(tracking_uri(workspace.path))
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        mlflow = stack.enter_context(_mlflow(workspace, port))
+        prefect = stack.enter_context(prefect_server.in_use(workspace.path))
+        reports = stack.enter_context(_reports(workspace))
+        mlflow.wait_until_up()
+        _print_links(workspace, prefect, reports)
+        _watch(workspace, mlflow, prefect)
+    return 0
+
+
+@dataclass
+class _MlflowPage:
+    """MLflow's server, started again when it dies; none of ours when the store has one."""
+
+    workspace: Workspace
+    port: int
+    server: process.Process | None
+    restarts: int = field(default=0)
+
+    def wait_until_up(self) -> None:
+        if self.server:
+            mlflow_server.wait_until_up(self.server, state_folder(self.workspace.path), self.port)
+
+    def start(self) -> None:
+        self.server = mlflow_server.start(
+            state_folder(self.workspace.path), tracking_uri(self.workspace.path), self.port
         )
-    check_store(uri)
-    chosen = _port(port)
-    server = _start(workspace, uri, chosen)
-    try:
-        _wait_until_up(server, chosen)
-        print(f"runs      http://{_HOST}:{chosen}/#/experiments")
-        print(f"models    http://{_HOST}:{chosen}/#/models")
-        print("Ctrl-C stops it.", flush=True)
-        server.wait()
-        raise EngineError(
-            f"the MLflow server ended by itself; {state_folder(workspace.path) / _LOG} says why"
-        )
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        _stop(server)
 
+    def stop(self) -> None:
+        if self.server:
+            process.stop(self.server)
 
-def _port(wanted: int | None) -> int:
-    for port in (wanted,) if wanted is not None else (_USUAL_PORT, 0):
-        with contextlib.closing(socket.socket()) as probe, contextlib.suppress(OSError, OverflowError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((_HOST, port))
-            return int(probe.getsockname()[1])
-    raise UserError(
-        f"port {wanted} cannot be used",
-        allowed="a free port of this machine, 1024 to 65535",
-        next_step="leave --port away to get a free one",
-    )
+    def revive(self) -> None:
+        """Start it again when it has died.
 
-
-def _start(workspace: Workspace, uri: str, port: int) -> "subprocess.Popen[bytes]":
-    artifacts = (state_folder(workspace.path) / "mlartifacts").as_uri()
-    store = ["--serve-artifacts", "--artifacts-destination", artifacts]
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        *store,
-        "--host",
-        _HOST,
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    ]
-    env = dict(os.environ) | QUIET_TOOLS
-    env |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": uri}
-    # A process group of its own: we decide when it stops, and stop all of it.
-    with (state_folder(workspace.path) / _LOG).open("wb") as log:
-        return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-
-
-def _wait_until_up(server: "subprocess.Popen[bytes]", port: int) -> None:
-    deadline = time.monotonic() + _START_LIMIT_S
-    while server.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(urllib.error.URLError, OSError):
-            urllib.request.urlopen(f"http://{_HOST}:{port}/health", timeout=1).close()
+        Raises:
+            EngineError: it has died too often.
+        """
+        if self.server is None or self.server.poll() is None:
             return
-        time.sleep(0.2)
-    raise EngineError(f"the MLflow server did not answer on port {port} within {_START_LIMIT_S:.0f} s")
+        log = state_folder(self.workspace.path) / mlflow_server.LOG
+        if self.restarts == _MOST_RESTARTS:
+            raise EngineError(f"the MLflow server died {_MOST_RESTARTS + 1} times; {log} says why")
+        self.restarts += 1
+        _say(f"the MLflow server ended by itself ({log} says why); starting it again")
+        self.stop()  # what it had started may live on
+        self.start()
+        self.wait_until_up()
 
 
-def _stop(server: "subprocess.Popen[bytes]") -> None:
-    """End the server and its workers: asked first, then killed."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(_STOP_LIMIT_S)
-            break
-    with contextlib.suppress(ProcessLookupError):  # a worker that outlived its server
-        os.killpg(server.pid, signal.SIGKILL)
+@contextlib.contextmanager
+def _mlflow(workspace: Workspace, wanted: int | None) -> Iterator[_MlflowPage]:
+    known = addresses.remembered(workspace.path)
+    if tracking_uri(workspace.path).startswith(("http://", "https://")):
+        yield _MlflowPage(workspace, 0, None)
+        return
+    page = _MlflowPage(workspace, _port(wanted, known.mlflow), None)
+    addresses.remember(workspace.path, replace(known, mlflow=page.port))
+    page.start()
+    try:
+        yield page
+    finally:
+        page.stop()
+
+
+def _port(wanted: int | None, usual: int) -> int:
+    port = process.free_port(wanted) if wanted is not None else process.free_port(usual, 0)
+    if port is None:
+        raise UserError(
+            f"port {wanted} cannot be used",
+            allowed="a free port of this machine, 1024 to 65535",
+            next_step="leave --port away to get a free one",
+        )
+    return port
+
+
+@contextlib.contextmanager
+def _reports(workspace: Workspace) -> Iterator[str]:
+    known = addresses.remembered(workspace.path)
+    port = _port(None, known.reports)
+    addresses.remember(workspace.path, replace(known, reports=port))
+    with report_pages.served(workspace.repository, port):
+        yield f"http://{process.HOST}:{port}"
+
+
+def _print_links(workspace: Workspace, prefect: prefect_server.PrefectServer, reports: str) -> None:
+    mlflow = addresses.mlflow_url(workspace.path)
+    report = report_pages.newest_report(workspace.repository)
+    docs = workspace.path / "reports" / report_pages.DATA_DOCS
+    print(f"runs       {mlflow}/#/experiments")
+    print(f"to review  {mlflow}{_PENDING}")
+    print(f"flow runs  {prefect.url}/runs")
+    print(f"report     {reports}{report}" if report else "report     none yet: `edgeloop build` writes one")
+    if docs.is_file():
+        print(f"Data Docs  {reports}{report_pages.page(workspace.name, report_pages.DATA_DOCS)}")
+    print(f"all        {reports}/")
+    print("Ctrl-C stops it.", flush=True)
+
+
+def _watch(workspace: Workspace, mlflow: _MlflowPage, prefect: prefect_server.PrefectServer) -> None:
+    """See that both servers live, until interrupted."""
+    while True:
+        time.sleep(_WATCH_S)
+        mlflow.revive()
+        if prefect.own and prefect_server.running(workspace.path) is None:
+            _say("Prefect's server ended by itself; starting it again")
+            again = prefect_server.ensure(workspace.path)
+            if again != prefect.url:
+                _say(f"flow runs  {again}/runs")
+                prefect = replace(prefect, url=again)
+
+
+def _say(text: str) -> None:
+    print(f"edgeloop ui: {text}", file=sys.stderr, flush=True)

@@ -142,16 +142,21 @@ def _cpu_s() -> float:
 
 
 def _end(name: str, error: EdgeloopError) -> NoReturn:
-    print(f"{name}: {error}", file=sys.stderr)
-    _leave_word(error)
+    if not _leave_word(error):
+        print(f"{name}: {error}", file=sys.stderr)
     raise SystemExit(error.exit_code) from error
 
 
-def _leave_word(error: EdgeloopError) -> None:
-    """Tell the build, when one runs this stage, why it failed."""
-    if failure_file := os.environ.get(FAILURE_FILE):
-        with contextlib.suppress(OSError):  # no room for that either: stderr has it
-            write_json(Path(failure_file), {"exit_code": error.exit_code, "error": str(error)})
+def _leave_word(error: EdgeloopError) -> bool:
+    """Tell the build, when one runs this stage, why it failed: it prints that. False: it was not told."""
+    failure_file = os.environ.get(FAILURE_FILE)
+    if failure_file is None:
+        return False
+    try:
+        write_json(Path(failure_file), {"exit_code": error.exit_code, "error": str(error)})
+    except OSError:  # no room for that either
+        return False
+    return True
 
 
 def write_json(path: Path, values: Any) -> None:

@@ -1,9 +1,12 @@
 """`edgeloop build` on the preset `tiny`: the whole graph, run tree, registered version, what re-runs."""
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -59,6 +62,23 @@ def test_every_stage_ran_once_and_nothing_left_a_traceback(tiny_build):
     assert set(_ran(tiny_build.stderr)) == STAGES
     assert len(_ran(tiny_build.stderr)) == len(STAGES)
     assert "Traceback" not in tiny_build.stderr
+
+
+def test_the_build_says_what_it_does(tiny_build):
+    """Piped, it says which stage of how many begins, in order, and where to follow it."""
+    begun = re.findall(r"^\[(\d+)/11\] (\S+): [a-z]", tiny_build.stderr, re.MULTILINE)
+    assert [int(number) for number, _ in begun] == list(range(1, 12))
+    assert {stage for _, stage in begun} == STAGES
+    assert re.search(
+        r"^flow run: http://127\.0\.0\.1:\d+/runs/flow-run/\S+$", tiny_build.stderr, re.MULTILINE
+    )
+
+
+def _artifacts(clone: Path, key: str) -> list[str]:
+    """What Prefect keeps under a key, oldest first."""
+    with contextlib.closing(sqlite3.connect(clone / ".edgeloop" / "prefect" / "prefect.db")) as database:
+        rows = database.execute("select data from artifact where key = ? order by created", (key,)).fetchall()
+    return [str(json.loads(row[0])) for row in rows]
 
 
 def test_every_file_of_the_workspace_is_an_out(tiny_build):
@@ -146,6 +166,7 @@ def test_a_second_build_has_nothing_to_do(tiny_build):
     assert "nothing to do" in done.stdout
     assert "edgeloop-tiny version 1" in done.stdout
     assert _ran(done.stderr) == []
+    assert "flow run" not in done.stderr  # Prefect is not even asked
     assert (tiny_build.workspace / "dvc.lock").read_bytes() == before
 
 
@@ -181,6 +202,11 @@ def test_an_edit_of_the_gate_runs_the_gate_and_a_refusal_registers_nothing(tiny_
     assert result["gate"]["verdict"] == "fail"
     assert result["registered"] is None
     assert _ran(done.stderr) == ["probe@local", "gate"]
+    first, *_, last = _artifacts(tiny_build.clone, "result-tiny")
+    assert first.startswith("## Gate: pass")
+    assert last.startswith("## Gate: fail")
+    assert "min_top1" in last.partition("| variant |")[0] or "top1" in last.partition("| variant |")[0]
+    assert "/#/experiments/" in last
     versions = _client(tiny_build.clone).search_model_versions("name = 'edgeloop-tiny'")
     assert [int(version.version) for version in versions] == [1]
 
@@ -193,6 +219,7 @@ def test_a_misspelt_parameter_ends_the_build_with_exit_2(tiny_build, params):
     answer = json.loads(done.stdout)
     assert answer["exit_code"] == 2
     assert "min_topp1" in answer["error"]
+    assert done.stderr.count("min_topp1") == 1
     assert "Traceback" not in done.stderr
 
 
@@ -227,8 +254,12 @@ def test_killed_builds_and_a_second_clone_come_to_the_same_bytes(tiny_build, mak
     workspace = clone / "presets" / "tiny"
     for stage in ("prepare", "train"):
         build = _started(stage, clone)
+        servers = [p for p in psutil.Process(build.pid).children() if "flows.servers.keeper" in p.cmdline()]
+        servers += servers[0].children(recursive=True)
+        assert any("uvicorn" in server.cmdline() for server in servers)
         os.killpg(build.pid, signal.SIGKILL)
         build.wait()
+        assert psutil.wait_procs(servers, timeout=60)[1] == []
     done = edgeloop(clone, "build", "--preset", "tiny", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert _outs(workspace) == _outs(tiny_build.workspace)

@@ -88,3 +88,4 @@ def test_the_reason_reaches_the_build(make_clone, tmp_path):
     assert said["exit_code"] == 2
     assert "digits.py" in said["error"]
     assert "next:" in said["error"]
+    assert "digits.py" not in done.stderr  # the build prints it, once

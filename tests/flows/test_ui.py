@@ -1,42 +1,105 @@
-"""`edgeloop ui`: serves on this machine, and leaves nothing behind."""
+"""`edgeloop ui`: what it serves, that it leaves nothing behind, and the pages in a real browser."""
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
-from clones import edgeloop, environment
+from clones import ROOT, edgeloop, environment
+
+PICTURE = ROOT / "docs" / "images" / "prefect-run.png"
+PATIENCE_S = 120
 
 
 def _free_port() -> int:
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "terminated"])
+def _get(url: str, **headers: str) -> bytes:
+    request = urllib.request.Request(url, headers={"Accept": "text/html"} | headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return bytes(answer.read())
+
+
+def _eventually(true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+class Ui:
+    """`edgeloop ui` in a clone, up."""
+
+    def __init__(self, clone: Path) -> None:
+        self.port = _free_port()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "flows", "ui", "--port", str(self.port)],
+            cwd=clone,
+            env=environment(clone),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        printed = []
+        while not (printed and printed[-1].startswith("Ctrl-C")):
+            printed.append(self.process.stdout.readline())
+            assert printed[-1], self.process.stderr.read()
+        self.links = {line[:11].strip(): line[11:].strip() for line in printed}
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+
+    def part(self, word: str) -> psutil.Process:
+        """The process with `word` in its command line."""
+        return next(p for p in self.family if any(word in argument for argument in p.cmdline()))
+
+    def end(self, sign: signal.Signals) -> int:
+        """Send a signal, and wait."""
+        self.process.send_signal(sign)
+        return self.process.wait(PATIENCE_S)
+
+    def left(self) -> list[psutil.Process]:
+        """The processes that outlived it."""
+        return psutil.wait_procs(self.family, timeout=PATIENCE_S)[1]
+
+
+@pytest.fixture
+def ui(tiny_build) -> Iterator[Ui]:
+    """`edgeloop ui` over the clone of the tiny build."""
+    running = Ui(tiny_build.clone)
+    yield running
+    if running.process.poll() is None:
+        running.end(signal.SIGTERM)
+    assert running.left() == []
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_it_serves_until_stopped_and_leaves_no_process(tiny_build, ending):
-    """The page is there under the printed address, on the loopback only; afterwards no process is."""
-    port = _free_port()
-    command = [sys.executable, "-m", "flows", "ui", "--port", str(port)]
-    env = environment(tiny_build.clone)
-    ui = subprocess.Popen(command, cwd=tiny_build.clone, env=env, stdout=subprocess.PIPE, text=True)
-    line = ui.stdout.readline()
-    assert f"http://127.0.0.1:{port}/" in line
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as page:
-        assert b"MLflow" in page.read()
-    family = [*psutil.Process(ui.pid).children(recursive=True)]
-    listening = {c.laddr.ip for p in family for c in p.net_connections("inet") if c.status == "LISTEN"}
-    assert listening == {"127.0.0.1"}
-    os.kill(ui.pid, ending)
-    assert ui.wait(120) == 0
-    _, alive = psutil.wait_procs(family, timeout=5)
-    assert alive == []
+    """All pages answer, on the loopback only; afterwards no process is there, however it ended."""
+    ui = Ui(tiny_build.clone)
+    assert f"http://127.0.0.1:{ui.port}/" in ui.links["runs"]
+    assert b"MLflow" in _get(f"http://127.0.0.1:{ui.port}/")
+    assert b"Prefect" in _get(ui.links["flow runs"])
+    assert b"tiny" in _get(ui.links["all"])
+    everybody = [psutil.Process(ui.process.pid), *ui.family]
+    listening = [c.laddr for p in everybody for c in p.net_connections("inet") if c.status == "LISTEN"]
+    assert {address.ip for address in listening} == {"127.0.0.1"}
+    assert len({address.port for address in listening}) == 3
+    assert ui.end(ending) == (-9 if ending == signal.SIGKILL else 0)
+    assert ui.left() == []
 
 
 def test_a_taken_port_is_refused(tiny_build):
@@ -48,3 +111,96 @@ def test_a_taken_port_is_refused(tiny_build):
         done = edgeloop(tiny_build.clone, "ui", "--port", str(port))
     assert done.returncode == 2
     assert f"port {port}" in done.stderr
+
+
+def test_a_server_that_dies_is_started_again(ui):
+    """MLflow's, Prefect's, and the keeper of the latter: each is back at its address, and it is said."""
+    prefect = ui.links["flow runs"].removesuffix("/runs")
+    ui.part("mlflow").kill()
+    assert "MLflow server ended by itself" in ui.process.stderr.readline()
+    assert _eventually(lambda: _answers(f"http://127.0.0.1:{ui.port}/health"))
+    for victim in ("prefect_app", "keeper"):
+        gone = ui.part(victim)
+        gone.kill()
+        gone.wait(PATIENCE_S)
+        ui.process.stderr.readline()
+        assert _eventually(lambda: _answers(f"{prefect}/api/health"))
+        ui.family += psutil.Process(ui.process.pid).children(recursive=True)
+        ui.family = [p for p in ui.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def _answers(url: str) -> bool:
+    try:
+        _get(url)
+    except OSError:
+        return False
+    return True
+
+
+def test_what_a_killed_one_left_does_no_harm(tiny_build):
+    """Its files name servers that are gone: the next one serves, under the same address."""
+    first = Ui(tiny_build.clone)
+    first.end(signal.SIGKILL)
+    assert first.left() == []
+    prefect = tiny_build.clone / ".edgeloop" / "prefect"
+    (prefect / "server.lock").write_text('{"pid": 1, "port": 4200, "url": "http://127.0.0.1:1"}', "utf-8")
+    (tiny_build.clone / ".edgeloop" / "ui.json").write_text('{"mlflow": "x"', "utf-8")
+    second = Ui(tiny_build.clone)
+    try:
+        assert b"Prefect" in _get(second.links["flow runs"])
+        assert second.links["flow runs"] == first.links["flow runs"]
+    finally:
+        second.end(signal.SIGTERM)
+    assert second.left() == []
+
+
+def test_it_serves_reports_and_no_other_file(ui):
+    """The Data Docs open; nothing above or beside the reports does, nor under the name of another host."""
+    base = ui.links["all"].rstrip("/")
+    assert b"<html" in _get(f"{base}/tiny/data_docs/index.html")
+    assert b"Gate" in _get(f"{base}/tiny/gate.md")
+    for path in (
+        "/tiny/../params.yaml",
+        "/tiny/..%2fparams.yaml",
+        "/tiny/data_docs/../../params.yaml",
+        "/tiny/gate.json",
+        "/tiny/%00",
+        "/nobody/gate.md",
+        "/tiny//etc/passwd",
+    ):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            _get(base + path)
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        _get(f"{base}/tiny/gate.md", Host="evil.example:5050")
+
+
+def test_the_page_of_a_flow_run(tiny_build, ui, browser):
+    """Who opens the run sees its verdict, its variants and where to look further; nobody else is asked."""
+    run = re.search(r"/runs/flow-run/\S+", tiny_build.stderr)[0]
+    page = browser.new_page(viewport={"width": 1440, "height": 860})
+    asked = []
+    page.on("response", lambda response: asked.append(response.url))
+    try:
+        page.goto(ui.links["flow runs"].removesuffix("/runs") + run)
+        page.get_by_text("Artifacts", exact=True).first.click()
+        page.get_by_text("result-tiny").first.click()
+        page.get_by_text("Gate: pass").first.wait_for()
+        text = page.inner_text("body")
+        for variant in tiny_build.result["variants"]:
+            assert variant["name"] in text
+            assert f"{variant['top1']:.2%}" in text
+        assert "edgeloop-tiny version 1" in text
+        hrefs = page.eval_on_selector_all("a", "links => links.map(link => link.href)")
+        assert any(re.search(r"/#/experiments/\d+/runs/[0-9a-f]{32}$", href) for href in hrefs)
+        assert any(href.endswith("/#/models/edgeloop-tiny/versions/1") for href in hrefs)
+        assert any(href.endswith("/tiny/data_docs/index.html") for href in hrefs)
+        if os.environ.get("EDGELOOP_WRITE_SCREENSHOTS"):
+            PICTURE.parent.mkdir(exist_ok=True)
+            page.screenshot(path=PICTURE)
+        page.goto(ui.links["flow runs"].removesuffix("/runs") + "/v2" + run)  # it calls its makers if let
+        page.get_by_text("build-tiny").first.wait_for()
+    finally:
+        page.close()
+    assert {url.split("/")[2] for url in asked if url.startswith("http")} == {
+        ui.links["flow runs"].split("/")[2]
+    }

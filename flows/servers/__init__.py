@@ -1,0 +1,1 @@
+"""Servers of other projects that edgeloop starts: on the loopback only, and gone with their users."""
