@@ -104,7 +104,7 @@ def test_the_champion_does_not_become_a_candidate_again(built, store):
 
 
 def test_a_version_carries_all_it_is_reviewed_by(built, store):
-    """Below `release/` of its run: models, cards, reports and the predictions, as they lie in the workspace."""
+    """Below `release/` of its run: models, cards, reports and predictions, as they lie in the workspace."""
     _judge(built.path, max_size_mb=9.0)
     version = store.get_model_version("edgeloop-tiny", str(register.register(built, "build-files").version))
     folder = Path(version.source.removeprefix("file://"))
