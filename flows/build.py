@@ -21,6 +21,8 @@ from filelock import FileLock, Timeout
 from flows import stages
 from flows.artifacts import links
 from flows.inputs import SectionCheck
+from flows.release_cli import catch_up
+from flows.servers.report_pages import REPORT
 from flows.walk import Steps, Walked, walk
 from tasks.gate import require_judged
 from tasks.stage import read_json, write_json
@@ -72,6 +74,7 @@ def build(workspace: Workspace) -> Built:
     uri = tracking_uri(workspace.path)
     check_store(uri)
     with _only_build(workspace):
+        catch_up(workspace)  # first: another champion makes the gate due
         plan = stages.plan(workspace)
         done = None if _is_due(workspace, plan) else _concluded(workspace, uri)
         if done is None:
@@ -128,6 +131,7 @@ def _concluded(workspace: Workspace, uri: str) -> Walked | None:
     """What an earlier build came to when nothing is left to do, not even to register; needs no Prefect."""
     gate = read_json(workspace.path / "reports" / "gate.json")
     require_judged(workspace.path, gate)
+    _require_report(workspace)
     registered = _known_registration(workspace, uri) if gate["verdict"] == "pass" else None
     return (
         None
@@ -139,8 +143,18 @@ def _concluded(workspace: Workspace, uri: str) -> Walked | None:
 def _judged(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
     gate: dict[str, Any] = read_json(workspace.path / "reports" / "gate.json")
     require_judged(workspace.path, gate)
+    (workspace.path / "reports" / REPORT).unlink(missing_ok=True)  # of an earlier verdict
+    _require_report(workspace)
     _wait_for_tracking(workspace, build_id, uri)  # a version is linked to the stages' runs
     return gate
+
+
+def _require_report(workspace: Workspace) -> None:
+    """See that there is a release report: of a refused build, too, and where git has the verdict alone."""
+    if not (workspace.path / "reports" / REPORT).is_file():
+        from tasks.report.write import write_report
+
+        write_report(workspace.path)
 
 
 def _receipt(workspace: Workspace) -> Path:

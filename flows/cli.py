@@ -70,7 +70,7 @@ def build(
     if as_json:
         print(built.to_json())
     else:
-        _print_built(built, os.path.relpath(workspace.path / "reports" / "gate.md"))
+        _print_built(built, os.path.relpath(workspace.path / "reports" / "release.html"))
     return 0 if built.gate["verdict"] == "pass" else 1
 
 
@@ -243,7 +243,7 @@ def ui(*, port: int | None = None) -> int:
     return serve(find_workspace(None), port)
 
 
-def _print_built(built: "Built", gate_page: str) -> None:
+def _print_built(built: "Built", report: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -264,7 +264,7 @@ def _print_built(built: "Built", gate_page: str) -> None:
     failed = [check for check in built.gate["checks"] if check["verdict"] == "fail"]
     verdicts = Counter(check["verdict"] for check in built.gate["checks"])
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
-    console.print(f"gate: [bold]{built.gate['verdict']}[/] ({counts}), {gate_page}", soft_wrap=True)
+    console.print(f"gate: [bold]{built.gate['verdict']}[/] ({counts})")
     for check in failed:
         console.print(
             f"  {check['name']}: {check['measured']} {check['unit']}, threshold {check['threshold']}; "
@@ -276,11 +276,15 @@ def _print_built(built: "Built", gate_page: str) -> None:
         text = f"  {check['name']}: not measured; {check['evidence']}"
         console.print(text, soft_wrap=True, markup=False)
     if verdicts["inconclusive"]:
-        console.print("  inconclusive: see the table for what a quieter host or more test images would tell")
+        console.print("  inconclusive: the report says what a quieter host or more test images would tell")
     if built.registered:
         name, version = built.registered["name"], built.registered["version"]
-        console.print(f"registered: {name} version {version}, waiting for review")
-    what = f"{len(built.ran)} stages were due" if built.ran else "nothing to do"
+        console.print(
+            f"registered: {name} version {version}; `edgeloop release list` says what waits for review"
+        )
+    console.print(f"report: {report}", soft_wrap=True)
+    count = len(built.ran)
+    what = f"{count} {'stage was' if count == 1 else 'stages were'} due" if count else "nothing to do"
     console.print(f"{what}, {built.seconds:.1f} s")
 
 

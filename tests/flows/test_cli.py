@@ -46,7 +46,7 @@ def _built(*flags: str) -> Built:
 
 def test_a_noisy_latency_is_marked_and_the_mark_explained(capsys):
     """A number from a busy host does not look like one from a quiet host; --json carries the flags."""
-    _print_built(_built("noisy"), "reports/gate.md")
+    _print_built(_built("noisy"), "reports/release.html")
     quiet, marked, legend = capsys.readouterr().out.splitlines()[1:4]
     assert "*" not in quiet
     assert marked.count(" ms*") == 3
@@ -57,13 +57,13 @@ def test_a_noisy_latency_is_marked_and_the_mark_explained(capsys):
 
 def test_a_latency_of_too_few_queries_says_so(capsys):
     """The other mark the benchmark sets."""
-    _print_built(_built("too_few_queries"), "reports/gate.md")
+    _print_built(_built("too_few_queries"), "reports/release.html")
     assert "with care: too few queries to bound its P99\n" in capsys.readouterr().out
 
 
 def test_without_flags_there_is_no_legend(capsys):
     """Nothing to explain, nothing explained."""
-    _print_built(_built(), "reports/gate.md")
+    _print_built(_built(), "reports/release.html")
     assert "*" not in capsys.readouterr().out
 
 
