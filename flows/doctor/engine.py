@@ -1,49 +1,115 @@
-"""The engine: the wheel as it was shipped, and a model converted and run."""
+"""The engine: the wheel as it was shipped, a model converted and run, and nothing that reports home.
+
+python -m flows.doctor.engine    the part that imports the engine, in a child of the doctor
+"""
 
 import base64
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from fleet.device.errors import EdgeloopError
-from flows.doctor.finding import Finding
+from flows.doctor.finding import REINSTALL, Finding, exists, guarded, hand_over
 
-# The converter's own command line installs and feeds this log client; edgeloop never calls it.
-_PHONE_HOME_PACKAGE = "aliyun-log-python-sdk"
+_ENGINE = "MNN"
+_LOG_CLIENT = "aliyun-log-python-sdk"
+_LOG_MODULE = "aliyun"
+"""What the wheel's own programs install with whatever `pip` is on PATH, and report home with."""
+_PROGRAMS = ("mnn", "mnnconvert", "mnnquant")
+_TOOLS = "MNN.tools"
+"""The modules behind these programs; importing them is enough."""
 
 
 def check_engine_wheel() -> Iterator[Finding]:
-    """Every file of the MNN wheel against the hash its RECORD lists, and the log client it would install."""
-    distribution = importlib.metadata.distribution("MNN")
-    changed = []
-    for file in distribution.files or []:
-        path = Path(str(distribution.locate_file(file)))
-        if file.hash is None or path.suffix == ".pyc":
-            continue
-        digest = hashlib.new(file.hash.mode, path.read_bytes()).digest() if path.is_file() else b""
-        if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value:
-            changed.append(str(file))
+    """Every file of the MNN wheel against the hash its RECORD lists."""
+    try:
+        distribution = importlib.metadata.distribution(_ENGINE)
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding(
+            check="engine wheel", status="problem", found="MNN is not installed", next_step=REINSTALL
+        )
+        return
+    files = [file for file in distribution.files or [] if file.hash is not None]
+    wrong = [str(file) for file in files if not _as_shipped(file)]
+    version = distribution.metadata["Version"]
+    again = f"`{sys.executable} -m pip install --force-reinstall --no-deps MNN=={version or '<the pinned>'}`"
+    if not files or not version:
+        yield Finding(
+            check="engine wheel",
+            status="problem",
+            found="MNN is half installed: no RECORD of its files",
+            next_step=REINSTALL,
+        )
+        return
     yield Finding(
         check="engine wheel",
-        status="problem" if changed else "ok",
-        found=f"MNN {distribution.version}: "
-        + (f"changed files {changed[:5]}" if changed else "all files as the wheel shipped them"),
-        next_step=f"`pip install --force-reinstall --no-deps MNN=={distribution.version}`" if changed else "",
+        status="problem" if wrong else "ok",
+        found=f"MNN {version}: "
+        + (
+            f"{len(wrong)} of {len(files)} files missing or changed: {', '.join(wrong[:5])}"
+            if wrong
+            else f"all {len(files)} files as the wheel shipped them"
+        ),
+        next_step=again if wrong else "",
     )
-    spied = importlib.util.find_spec("aliyun") is not None
-    yield Finding(
-        check="engine phone-home",
-        status="warning" if spied else "ok",
-        found=f"{_PHONE_HOME_PACKAGE} is installed: MNN's own command line was run"
-        if spied
-        else "its log client is not installed",
-        next_step=f"`pip uninstall {_PHONE_HOME_PACKAGE}`, and convert with `edgeloop convert`"
-        if spied
-        else "",
-    )
+
+
+def _as_shipped(file: importlib.metadata.PackagePath) -> bool:
+    path = Path(str(file.locate()))
+    if path.suffix == ".pyc":
+        return True
+    if file.hash is None or not exists(path):
+        return False
+    with path.open("rb") as opened:
+        digest = hashlib.file_digest(opened, file.hash.mode).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == file.hash.value
+
+
+def check_phone_home() -> Iterator[Finding]:
+    """Whether the wheel's own programs can report home, or have prepared to."""
+    installed = importlib.util.find_spec(_LOG_MODULE) is not None
+    elsewhere = [] if installed else _other_log_clients()
+    on_path = [name for name in _PROGRAMS if shutil.which(name)]
+    if installed:
+        found = f"{_LOG_CLIENT} is installed here: MNN's own command line was run and can report home"
+        step = f"`{sys.executable} -m pip uninstall {_LOG_CLIENT}`, and convert with `edgeloop convert`"
+    elif elsewhere:
+        found = f"{_LOG_CLIENT} lies in {elsewhere[0]}: MNN's own command line installed it there"
+        step = f"uninstall {_LOG_CLIENT} from that Python, and convert with `edgeloop convert`"
+    else:
+        found, step = f"no {_LOG_CLIENT}: MNN's logger cannot run", ""
+    yield Finding(check="engine phone-home", status="warning" if step else "ok", found=found, next_step=step)
+    if on_path:
+        yield Finding(
+            check="engine programs",
+            status="ok",
+            found=f"{', '.join(on_path)} of the wheel are on PATH and not used: run by hand they install"
+            f" {_LOG_CLIENT} with {shutil.which('pip') or 'no pip'} and report home",
+        )
+
+
+def _other_log_clients() -> list[Path]:
+    """Log clients in the environments of every `pip` on PATH, which is what installs them."""
+    folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    prefixes = {folder.resolve().parent for folder in folders if exists(folder / "pip")}
+    if Path("/usr") in prefixes:
+        prefixes.add(Path("/usr/local"))
+    inside = ("lib", "versions/*/lib")  # the second is pyenv's, whose programs are shims
+    own = Path(sysconfig.get_paths()["purelib"]).resolve()
+    found = [
+        client
+        for prefix in sorted(prefixes)
+        for lib in inside
+        for client in prefix.glob(f"{lib}/python3*/*-packages/{_LOG_MODULE}")
+    ]
+    return [client for client in found if client.parent.resolve() != own]
 
 
 def check_engine_works() -> Iterator[Finding]:
@@ -81,7 +147,7 @@ def check_engine_works() -> Iterator[Finding]:
                 check="engine",
                 status="problem",
                 found=str(problem),
-                next_step="reinstall MNN with `make setup`; if it stays, report this text",
+                next_step=f"{REINSTALL}; if it stays, report this text",
             )
             return
     good = error < 1e-4
@@ -93,3 +159,17 @@ def check_engine_works() -> Iterator[Finding]:
         if good
         else "this build of MNN computes wrongly on this CPU: use another machine or version",
     )
+    importlib.import_module("_tools")  # the converter, which `convert` loads in a child of its own
+    loaded = sorted(name for name in sys.modules if name.startswith((_TOOLS, _LOG_MODULE)))
+    yield Finding(
+        check="engine logger",
+        status="problem" if loaded else "ok",
+        found=f"converting loaded {', '.join(loaded)}"
+        if loaded
+        else "converting and running load none of it",
+        next_step=f"{REINSTALL}; the wheel's start-up must have been changed" if loaded else "",
+    )
+
+
+if __name__ == "__main__":
+    hand_over(guarded("engine", check_engine_works))

@@ -1,15 +1,21 @@
-"""The interpreter, the packages, and the machine."""
+"""The interpreter, the packages, what a bare `pip` would change, and the machine."""
 
 import importlib.metadata
 import os
+import platform
 import shutil
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from flows.doctor.finding import Finding
+from flows.doctor.finding import REINSTALL, Finding, exists
 
 _MIN_FREE_GB = 5
+_MIN_MEMORY_GIB = 2
+_NAMED = 8
+_NO_PIN = ("#", "nvidia", "cuda", "triton")
+_PIP_FILES = ("~/.pip/pip.conf", "~/.config/pip/pip.conf", "/etc/pip.conf", "/etc/xdg/pip/pip.conf")
 
 
 def check_python() -> Iterator[Finding]:
@@ -19,7 +25,7 @@ def check_python() -> Iterator[Finding]:
     yield Finding(
         check="python",
         status="ok" if good else "problem",
-        found=f"Python {version}",
+        found=f"Python {version}, {sys.executable}",
         next_step="" if good else "make a fresh environment with Python 3.11: `make setup PYTHON=python3.11`",
     )
     on_path = shutil.which("python")
@@ -36,53 +42,119 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_packages(root: Path) -> Iterator[Finding]:
-    """Installed versions against requirements.lock."""
+    """Installed versions against requirements.lock, and whether all their files are there."""
     lock = root / "requirements.lock"
     if not lock.is_file():
         yield Finding(
             check="packages",
             status="problem",
-            found="no requirements.lock",
+            found=f"no {lock}",
             next_step="`git checkout requirements.lock`",
         )
         return
-    wrong = []
+    wrong, broken = [], []
     pins = [line.split(";")[0].strip() for line in lock.read_text(encoding="utf-8").splitlines()]
-    for pin in pins:
-        name, equals, wanted = pin.partition("==")
-        if not equals or name.startswith(("#", "nvidia", "cuda", "triton")):
+    for name, equals, wanted in (pin.partition("==") for pin in pins):
+        if not equals or name.startswith(_NO_PIN):
             continue
-        try:
-            have = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            have = "missing"
-        if have.split("+")[0] != wanted:
+        have = _version(name)
+        if have.partition("+")[0] != wanted:
             wrong.append(f"{name} {have}, locked {wanted}")
+        elif missing := _missing_files(name):
+            broken.append(
+                f"{name} lacks {missing[0]}" + (f" and {len(missing) - 1} more" * (len(missing) > 1))
+            )
     yield Finding(
         check="packages",
         status="warning" if wrong else "ok",
-        found="; ".join(wrong[:8]) + (" ..." if len(wrong) > 8 else "")
-        if wrong
-        else "all as in requirements.lock",
-        next_step="`make setup` installs the locked versions" if wrong else "",
+        found=_some(wrong) if wrong else "all as in requirements.lock",
+        next_step=f"`{sys.executable} -m pip install -r {lock}`" if wrong else "",
+    )
+    left = sorted(p.name for p in Path(sysconfig.get_paths()["purelib"]).glob("~*"))
+    broken += [f"{name} is left of an interrupted pip" for name in left]
+    yield Finding(
+        check="package files",
+        status="problem" if broken else "ok",
+        found=_some(broken) if broken else "none is half installed",
+        next_step=REINSTALL if broken else "",
     )
 
 
+def _version(name: str) -> str:
+    try:  # a half-installed package has a folder of metadata without METADATA: then there is no version
+        return importlib.metadata.distribution(name).metadata["Version"] or "half installed"
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _missing_files(name: str) -> list[str]:
+    files = importlib.metadata.distribution(name).files
+    if files is None:
+        return ["its RECORD"]
+    # Byte code is made again when it is missing.
+    return [str(file) for file in files if file.suffix != ".pyc" and not exists(Path(str(file.locate())))]
+
+
+def check_pip() -> Iterator[Finding]:
+    """Which environment a bare `pip` changes, and what steers it, by name: the values may hold passwords."""
+    on_path = shutil.which("pip")
+    own = on_path is not None and Path(on_path).parent == Path(sys.executable).parent
+    steering = sorted(name for name in os.environ if name.startswith("PIP_"))
+    files = [Path(name).expanduser() for name in _PIP_FILES] + [Path(sys.prefix) / "pip.conf"]
+    steering += [str(path) for path in files if exists(path)]
+    also = f"; steered by {', '.join(steering)}" if steering else ""
+    whose = "this environment's" if own else "of another environment"
+    found = f"{on_path}, {whose}" if on_path else "none"
+    yield Finding(check="pip on PATH", status="ok", found=f"{found}; edgeloop never calls it{also}")
+
+
 def check_machine(root: Path) -> Iterator[Finding]:
-    """Disk, cores, and whether int8 can be fast here."""
+    """Disk, memory, cores."""
     free_gb = shutil.disk_usage(root).free / 1e9
     enough = free_gb >= _MIN_FREE_GB
     yield Finding(
         check="disk",
         status="ok" if enough else "warning",
-        found=f"{free_gb:.0f} GB free",
+        found=f"{free_gb:.1f} GB free at {root}",
         next_step="" if enough else f"free at least {_MIN_FREE_GB} GB, or `dvc gc --workspace` old builds",
     )
-    from tasks.probe import probe_local
-
-    identity = probe_local()
+    total, free = _memory_gib()
+    if total is not None and free is not None:
+        enough = free >= _MIN_MEMORY_GIB
+        yield Finding(
+            check="memory",
+            status="ok" if enough else "warning",
+            found=f"{free:.1f} of {total:.1f} GiB free",
+            next_step=""
+            if enough
+            else f"end other programs: training and conversion want {_MIN_MEMORY_GIB} GiB or more",
+        )
     yield Finding(
         check="cpu",
         status="ok",
-        found=f"{identity['soc']}, {os.cpu_count()} cores, {identity['memory_gib']} GiB",
+        found=f"{_cpu()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
     )
+
+
+def _memory_gib() -> tuple[float | None, float | None]:
+    """Total and available memory as Linux tells it; None elsewhere."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None, None
+    kib = {key: float(rest.split()[0]) for key, _, rest in (line.partition(":") for line in lines) if rest}
+    total, free = kib.get("MemTotal"), kib.get("MemAvailable")
+    return (total / 2**20 if total else None), (free / 2**20 if free is not None else None)
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Hardware")))
+    return next(names, platform.machine())
+
+
+def _some(texts: list[str]) -> str:
+    return "; ".join(texts[:_NAMED]) + (f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else "")

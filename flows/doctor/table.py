@@ -1,79 +1,72 @@
-"""Findings and numbers as text: whole in a pipe or a file, wrapped in a terminal, cut nowhere."""
+"""Findings and numbers as text: whole in a pipe or a file, wrapped in a terminal, cut nowhere.
 
+Written with Python alone: the doctor has to speak where the packages are broken.
+"""
+
+import os
+import shutil
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import textwrap
+from collections.abc import Iterator, Sequence
 
 from flows.doctor.finding import Finding
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 _NARROW = 90
 """Below this many columns a text beside its name would be a thin strip: it goes below."""
-_PIPE = 1_000_000
-_STYLE = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+_MARGIN = 2
+_COLOURS = {"ok": "32", "warning": "33", "problem": "1;31"}
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """What is a problem, a warning and in order, each with its next step below it."""
-    from rich.table import Table
-    from rich.text import Text
-
-    console = _console()
-    if console.width < _NARROW:
-        for f in findings:
-            console.print(Text.assemble((f.status, _STYLE[f.status]), " ", (f.check, "bold")))
-            for line in _lines(f):
-                console.print(_indented(line))
-        return
-    grid = Table.grid(padding=(0, 2))
-    for _ in range(2):
-        grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    """Each finding, with its next step below it."""
+    width = terminal_width()
+    indent = 9 + max((len(f.check) for f in findings), default=0) + _MARGIN
     for f in findings:
-        first, *more = _lines(f)
-        grid.add_row(Text(f.status, _STYLE[f.status]), f.check, Text(first))
-        for line in more:
-            grid.add_row("", "", Text(line))
-    _print_grid(console, grid)
+        status = _coloured(f"{f.status:7}", _COLOURS[f.status])
+        if width is not None and width < _NARROW:
+            print(f"{status} {f.check}")
+            for text in _texts(f):
+                print(*_wrapped(text, width, _MARGIN), sep="\n")
+            continue
+        first, *more = [line for text in _texts(f) for line in _wrapped(text, width, indent)]
+        print(f"{status}  {f.check}".ljust(indent + len(status) - 7) + first.lstrip())
+        print("".join(f"{line}\n" for line in more), end="")
 
 
 def print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table of short cells."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for name in head:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    _print_grid(_console(), table)
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip())
 
 
-def _lines(finding: Finding) -> list[str]:
-    return [finding.found, *([f"next: {finding.next_step}"] if finding.next_step else [])]
+def terminal_width() -> int | None:
+    """Columns of the terminal on stdout; None in a pipe or a file, where lines may be long."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _console() -> "Console":
-    from rich.console import Console
-
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE, highlight=False)
-
-
-def _indented(line: str) -> object:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    return Padding(Text(line, overflow="fold"), (0, 0, 0, 2))
+def _texts(finding: Finding) -> Iterator[str]:
+    yield " ".join(finding.found.split("\n"))
+    if finding.next_step:
+        yield f"next: {finding.next_step}"
 
 
-def _print_grid(console: "Console", table: object) -> None:
-    """Print without the blanks that pad the last column; in a pipe they would be all there is to see."""
-    if sys.stdout.isatty():
-        console.print(table)
-        return
-    with console.capture() as capture:
-        console.print(table)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+def _wrapped(text: str, width: int | None, indent: int) -> list[str]:
+    """Lines of at most `width` columns; words longer than a line, as paths are, go on in the next."""
+    blank = " " * indent
+    if width is None:
+        return [blank + text]
+    return textwrap.wrap(
+        text,
+        max(width, indent + 10),
+        initial_indent=blank,
+        subsequent_indent=blank,
+        break_long_words=True,
+        break_on_hyphens=False,
+    )
+
+
+def _coloured(text: str, code: str) -> str:
+    plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ
+    return text if plain else f"\x1b[{code}m{text}\x1b[0m"

@@ -1,49 +1,18 @@
-"""The checkout, and whether its workspaces can be built."""
+"""Whether the workspaces can be built.
 
-import shutil
-import subprocess
+python -m flows.doctor.workspace ROOT NAME    in a child of the doctor: importing the stages takes seconds
+"""
+
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from fleet.device.errors import UserError
-from flows.doctor.finding import Finding
+from flows.doctor.finding import Finding, guarded, hand_over
 from flows.inputs import graph_problems, section_problems, source_problems, stage_names
 from tasks.data.hashable import escaped
 from tasks.stage import read_params
 from tasks.workspace import Workspace, workspaces
-
-
-def check_repository(root: Path) -> Iterator[Finding]:
-    """The git checkout and DVC."""
-    if shutil.which("git") is None:
-        yield Finding(check="git", status="problem", found="git is not installed", next_step="install git")
-        return
-    state = subprocess.run(
-        ["git", "-C", str(root), "status", "--porcelain"], capture_output=True, text=True, check=False
-    )
-    dirty = len(state.stdout.splitlines())
-    yield Finding(
-        check="git",
-        status="problem" if state.returncode else "warning" if dirty else "ok",
-        found=state.stderr.strip()
-        if state.returncode
-        else f"{dirty} uncommitted changes"
-        if dirty
-        else "clean",
-        next_step="work in a git clone"
-        if state.returncode
-        else "commit before a release: a release needs a clean commit"
-        if dirty
-        else "",
-    )
-    dvc_config = root / ".dvc" / "config"
-    quiet = dvc_config.is_file() and "analytics = false" in dvc_config.read_text(encoding="utf-8")
-    yield Finding(
-        check="dvc",
-        status="ok" if quiet else "problem",
-        found="initialised, analytics off" if quiet else "no .dvc/config with analytics switched off",
-        next_step="" if quiet else "`git checkout .dvc/config`",
-    )
 
 
 def check_workspace(workspace: Workspace) -> Iterator[Finding]:
@@ -90,3 +59,19 @@ def _problems(workspace: Workspace) -> list[UserError]:
     except UserError:
         return found
     return found + section_problems(workspace.path, [name for name in stages if name in document])
+
+
+def main() -> None:
+    """The child."""
+    root, name = Path(sys.argv[1]), sys.argv[2]
+    workspace = workspaces(root)[name]
+    hand_over(
+        [
+            *guarded("workspace", lambda: check_workspace(workspace)),
+            *guarded("other workspaces", lambda: check_other_workspaces(workspace)),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
