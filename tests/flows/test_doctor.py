@@ -26,7 +26,10 @@ def test_every_check_has_its_say():
     found = by_name(report.examine(DIGITS))
     assert found["engine"].status == "ok"
     assert found["engine wheel"].status == "ok"
-    assert {"python", "packages", "git", "dvc", "workspace", "source images", "mlflow"} <= set(found)
+    assert found["engine logger"].status == "ok"
+    looked_at = {"python", "packages", "package files", "pip on PATH", "disk", "memory", "engine phone-home"}
+    looked_at |= {"git", "writable", "dvc", "dvc cache", "workspace", "source images", "other workspaces"}
+    assert looked_at | {"locks", "undelivered", "mlflow", "prefect"} <= set(found)
 
 
 def test_json_output_is_one_document_and_the_code_follows_it(capsys):
@@ -40,11 +43,11 @@ def test_json_output_is_one_document_and_the_code_follows_it(capsys):
 def test_a_package_that_differs_from_the_lock_is_named(tmp_path):
     """A lock with another numpy and an unknown package: both named with what is installed."""
     (tmp_path / "requirements.lock").write_text("numpy==1.0.0\nno-such-package==1.0\n", encoding="utf-8")
-    (finding,) = environment.check_packages(tmp_path)
+    finding = next(environment.check_packages(tmp_path))
     assert finding.status == "warning"
     assert "numpy" in finding.found
     assert "no-such-package missing" in finding.found
-    assert "make setup" in finding.next_step
+    assert "pip install -r" in finding.next_step
 
 
 @pytest.fixture
@@ -130,15 +133,15 @@ def test_a_damaged_tracking_store_is_found_and_a_sound_one_is_not(tmp_path, monk
     with sqlite3.connect(database) as connection:
         connection.execute("create table t(x)")
     connection.close()
-    assert next(services.check_tracking(tmp_path)).status == "ok"
+    assert next(services.check_mlflow(tmp_path)).status == "ok"
     database.write_bytes(b"SQLite format 3\x00" + b"\xff" * 5000)
-    assert next(services.check_tracking(tmp_path)).status == "problem"
+    assert next(services.check_mlflow(tmp_path)).status == "problem"
 
 
 def test_a_tracking_server_that_is_down_is_a_problem(tmp_path, monkeypatch):
     """Nothing listens on the discard port of loopback."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    finding = next(services.check_tracking(tmp_path))
+    finding = next(services.check_mlflow(tmp_path))
     assert finding.status == "problem"
     assert "127.0.0.1:9" in finding.found
 
@@ -147,7 +150,7 @@ def test_a_tracking_server_that_is_down_is_a_problem(tmp_path, monkeypatch):
 def test_a_store_that_no_build_would_take_is_a_problem(tmp_path, monkeypatch, uri):
     """The doctor asks what a build asks."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    finding = next(services.check_tracking(tmp_path))
+    finding = next(services.check_mlflow(tmp_path))
     assert finding.status == "problem"
     assert uri in finding.found
     assert "MLFLOW_TRACKING_URI" in finding.next_step
@@ -156,6 +159,6 @@ def test_a_store_that_no_build_would_take_is_a_problem(tmp_path, monkeypatch, ur
 def test_a_store_s_password_is_not_shown(tmp_path, monkeypatch):
     """What the doctor prints is pasted into issues."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:s3cret@db/runs")
-    finding = next(services.check_tracking(tmp_path))
+    finding = next(services.check_mlflow(tmp_path))
     assert finding.status == "warning"
     assert "s3cret" not in finding.found
