@@ -15,6 +15,7 @@ Status = Literal["ok", "warning", "problem"]
 
 REINSTALL = "`make clean && make setup` makes the environment anew; models and data stay"
 _LAST_LINES = 3
+_MARK = "findings: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +73,14 @@ def in_child(name: str, module: str, *arguments: str, timeout_s: float) -> list[
                 check=name, status="problem", found=f"the check {ended.failure}: {last}", next_step=REINSTALL
             )
         ]
-    return [Finding(**record) for record in json.loads(ended.stdout.strip().splitlines()[-1])]
+    # Not simply the last line: native code may have left words that come out at the exit.
+    told = next(line for line in reversed(ended.stdout.splitlines()) if line.startswith(_MARK))
+    return [Finding(**record) for record in json.loads(told.removeprefix(_MARK))]
 
 
 def hand_over(findings: Iterable[Finding]) -> None:
-    """What such a child prints, as its last line."""
-    print(json.dumps([asdict(finding) for finding in findings]))
+    """What such a child prints."""
+    print(f"\n{_MARK}{json.dumps([asdict(finding) for finding in findings])}", flush=True)
 
 
 def exists(path: Path) -> bool:
