@@ -310,10 +310,11 @@ def _crop_letterbox(image: Pixels, size: int, resize: _Resize) -> Pixels:
     return out
 
 
+CLOSER_CROP = "central 224/256 (torchvision)"
 CROPS: dict[str, Callable[[Pixels, int, _Resize], Pixels]] = {
     "centre square": _crop_square,
     "none, stretched to a square": _crop_squash,
-    "central 224/256 (torchvision)": _crop_inner,
+    CLOSER_CROP: _crop_inner,
     "none, letterboxed": _crop_letterbox,
 }
 

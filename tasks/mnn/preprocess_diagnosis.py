@@ -21,6 +21,8 @@ from fleet.device.engine import Session
 from fleet.device.errors import UserError
 from fleet.device.preprocess import Preprocess
 from tasks.mnn.preprocess_alternatives import (
+    CLOSER_CROP,
+    CROPS,
     GEOMETRY,
     LAYOUTS,
     STEPS,
@@ -203,6 +205,8 @@ class _Search:
         for _ in range(_MAX_MOVES):
             # How pixels were resized is what training says: a model may do better with another crop.
             nearby = [p for field, p in self.around(home) if known is None or field not in GEOMETRY]
+            # A closer look is a little better for many models, however they were trained: it names nothing.
+            nearby = [p for p in nearby if p.crop in {*CROPS} - {CLOSER_CROP} | {self.base.crop}]
             moved = self._better(home, nearby)
             if moved == home:
                 break

@@ -23,7 +23,7 @@ from report import FOLDER, conditions, write
 from fleet.device.engine import ENGINE_VERSION, Session
 from fleet.device.preprocess import Preprocess
 from tasks.mnn.picture_folder import PictureFolder, read_folder
-from tasks.mnn.preprocess_alternatives import STEPS, Pipeline, claimed_pipeline
+from tasks.mnn.preprocess_alternatives import DECODERS, STEPS, Pipeline, claimed_pipeline
 from tasks.mnn.preprocess_behaviour import Predict
 from tasks.mnn.preprocess_diagnosis import Diagnosis, diagnose, engine_predict
 
@@ -102,10 +102,12 @@ def measure(preset: str, folder: Path) -> Iterator[dict[str, Any]]:
     images = test_images(preset, folder, card["labels"])
     with Session(place / "model.mnn") as session:
         ask = remembering(engine_predict(session))
+        # Decoded once: decoders are not among what is planted.
+        pictures = [DECODERS["Pillow"](data) for data in images.pictures]
         for name, claimed, steps in planted(right):
             fed = replace(claimed_pipeline(claimed), **steps)
             alone, known = (
-                diagnose(ask, images.pictures, images.labels, claimed, as_fed=fed, trained=trained)
+                diagnose(ask, pictures, images.labels, claimed, as_fed=fed, trained=trained)
                 for trained in (None, right)
             )
             print(preset, name, alone.mismatches, known.mismatches, file=sys.stderr, flush=True)
