@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flows.doctor.preprocess import USUAL_PICTURES, Examined, as_record, examine_preprocess
 from flows.doctor.table import print_findings, print_rows
-from tasks.mnn.preprocess_diagnosis import MIN_PICTURES, Diagnosis
+from tasks.mnn.preprocess_diagnosis import MIN_PICTURES, MUST_BE_SURE, Diagnosis
 from tasks.workspace import Workspace
 
 
@@ -34,10 +34,15 @@ def _print(examined: Examined) -> None:
     d = examined.diagnosis
     record = as_record(d.home)
     if d.verdict == "mismatch" and record:
-        print(f"\nA record that suits the model:\n{json.dumps(record.to_dict())}")
+        print(f"\nA record that suits the model{_but(d)}:\n{json.dumps(record.to_dict())}")
     if d.pictures >= MIN_PICTURES:
         _print_costs(d)
     sys.stdout.flush()
+
+
+def _but(d: Diagnosis) -> str:
+    unsure = [s.step for s in d.steps if s.verdict == "cannot tell" and s.step in MUST_BE_SURE]
+    return f" (these images do not decide: {', '.join(unsure)})" if unsure else ""
 
 
 def _print_costs(d: Diagnosis) -> None:

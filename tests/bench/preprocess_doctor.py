@@ -135,9 +135,11 @@ def main() -> None:
             "title": "Mismatches planted, and what the doctor names",
             "command": "python tests/bench/preprocess_doctor.py",
             "text": "The int8 model of each preset gets test images prepared wrongly on purpose; does"
-            " `edgeloop doctor --preprocess` name exactly that? `cannot tell` is right where the change is"
-            " not significant: naming needs a gain in likelihood of 3.5 standard errors, and an interval at"
-            " 95 % of the change in accuracy above zero. CIFAR-10's images are square, so no crop differs.",
+            " `edgeloop doctor --preprocess DIR` name exactly that? With the card the difference of a"
+            " record is told in any case; these are the verdicts from the images. `cannot tell` is right"
+            " where the change is not significant: naming needs a gain in likelihood of 3.5 standard errors,"
+            " and an interval at 95 % of the change in accuracy above zero. CIFAR-10's images are square, so"
+            " no crop differs.",
             "conditions": conditions(engine=ENGINE_VERSION, variant="mbv3s-p30-i8", images=IMAGES),
             "rows": rows,
         },
