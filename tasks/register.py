@@ -56,14 +56,15 @@ def register(workspace: Workspace, build_id: str) -> Registration:
         UserError: the gate refused, or evidence for these bytes is missing.
     """
     verify_evidence(workspace.path)
-    files = release_files(workspace.path)
     sha256 = release_sha256(workspace.path / "models" / "mnn")
     store = Store(tracking_uri(workspace.path), state_folder(workspace.path))
     run_id = store.parent_run(workspace.name, build_id)
-    tags = release_tags(workspace, build_id, sha256) | attached_tags(files)
-    _close_build(store, run_id, workspace, tags)
     with open_desk(workspace, store) as desk:
         reconcile_desk(desk)  # first: a version number may have been another's
+        verify_evidence(workspace.path)  # again: that may have brought another champion than the gate's
+        files = release_files(workspace.path)
+        tags = release_tags(workspace, build_id, sha256) | attached_tags(files)
+        _close_build(store, run_id, workspace, tags)
         version = _released(desk, sha256) or _find(store, desk.name, tags)
         if version is None:
             version = _create(store, desk.name, run_id, files=files, tags=tags)

@@ -99,27 +99,27 @@ def test_the_champion_does_not_become_a_candidate_again(built, store):
     """Rebuilding what is released already leaves nothing to review; what was rejected does not come back."""
     for version, decision, aliases in (("1", "approved", {"champion": 1}), ("1", "rejected", {})):
         act(built.repository, decision, "tiny", int(version), who=Author(name="Ada", source="--by"), why="so")
+        _judge(built.path)  # another champion is other evidence
         assert register.register(built, f"build-{decision}").version == 1
         assert store.get_registered_model("edgeloop-tiny").aliases == aliases
 
 
 def test_a_version_carries_all_it_is_reviewed_by(built, store):
-    """Below `release/` of its run: models, cards, reports and predictions, as they lie in the workspace."""
+    """Below `release/` of its run: models, cards, reports, predictions, as they lie in the workspace."""
     _judge(built.path, max_size_mb=9.0)
     version = store.get_model_version("edgeloop-tiny", str(register.register(built, "build-files").version))
     folder = Path(version.source.removeprefix("file://"))
     logged = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     evidence = json.loads((built.path / "reports" / "gate.json").read_text(encoding="utf-8"))["evidence"]
     files = register.release_files(built.path)
-    assert len(files) >= len(evidence) + 5
+    assert set(map(register.artifact_of, evidence)) < set(files)
     assert logged == {artifact: file.read_bytes() for artifact, file in files.items()}
-    assert {"gate.json", "gate.md", "dvc.lock", "params.yaml", "predictions.parquet"} < set(logged)
+    kept = {"gate.json", "gate.md", "dvc.lock", "params.yaml", "predictions.parquet", "release.html"}
+    assert kept < set(logged)
     predictions = (built.path / "models" / "parity" / "predictions.parquet").read_bytes()
     assert version.tags["predictions_sha256"] == hashlib.sha256(predictions).hexdigest()
-    assert (
-        version.description.startswith("[gate table](#/experiments/")
-        or "Release report" in version.description
-    )
+    assert version.tags["report_sha256"] == hashlib.sha256(logged["release.html"]).hexdigest()
+    assert f"/runs/{version.run_id}/artifacts/release/release.html" in version.description
     entry = Ledger(built.repository / ".edgeloop").read().entries[-2]
     assert (entry.action, entry.version, entry.run_id) == ("registered", 2, version.run_id)
     assert entry.evidence_sha256 == version.tags["evidence_sha256"]
