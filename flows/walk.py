@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 RETRY_AFTER_S = (5.0, 20.0)
+_DRAIN_LIMIT_S = 10.0
 _SERVER_TROUBLE = 500
 """From this HTTP status on it is the store that failed, not what it was asked."""
 
@@ -65,10 +66,14 @@ def walk(workspace: Workspace, plan: stages.Plan, build_id: str, steps: Steps) -
         os.environ.setdefault(key, value)
     # The server takes its time, so Prefect is imported meanwhile.
     with prefect_server.in_use(workspace.path, lambda: import_module("prefect.artifacts")) as server:
+        from prefect.events.worker import EventsWorker
         from prefect.settings import PREFECT_API_URL, temporary_settings
 
         with temporary_settings({PREFECT_API_URL: server.api_url}):
-            return _Flow(workspace, plan, build_id, steps, server).run()
+            try:
+                return _Flow(workspace, plan, build_id, steps, server).run()
+            finally:
+                EventsWorker.drain_all(timeout=_DRAIN_LIMIT_S)  # while the server is there to take them
 
 
 class _Flow:

@@ -135,10 +135,12 @@ from flows import device_slot
 from flows.servers import prefect_server
 with prefect_server.in_use(Path(sys.argv[1])) as server:
     from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.events.worker import EventsWorker
     with temporary_settings({PREFECT_API_URL: server.api_url}):
         with device_slot.held("benchmark@local", True, None):
             print("holds", flush=True)
             sys.stdin.readline()
+        EventsWorker.drain_all(timeout=10)
 """
 
 
