@@ -1,7 +1,7 @@
 """Int8 models to try and throw away: calibrated without training, converted, counted in the engine."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +112,7 @@ def to_engine(model: QuantizedModel, parent: Checkpoint, folder: Path) -> Conver
         EngineError: the conversion failed, or a layer is not in the precision it was asked in.
     """
     model.freeze()
-    checkpoint = replace(model.to_checkpoint(parent))
+    checkpoint = model.to_checkpoint(parent)
     variant = checkpoint.variant("i8")
     export_variant(variant, checkpoint, folder / variant.name, biz_code="edgeloop")
     return convert_variant(folder / variant.name, folder / "mnn", timeout_s=600.0)

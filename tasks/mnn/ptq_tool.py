@@ -24,12 +24,14 @@ import numpy.typing as npt
 from fleet.device.errors import EngineError, UserError
 from fleet.device.preprocess import Preprocess
 from fleet.lab.child import run_child
-from tasks.mnn.converter import dump
+from tasks.mnn.converter import convert, dump
 from tasks.mnn.graph import MnnGraph, MnnOp
+from tasks.mnn.source import read_source
 
 Method = Literal["KL", "ADMM", "EMA"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
+_CONFIG, _RESULT = "config.json", "result.json"
 _CHILD = Path(__file__).with_name("ptq_child.py")
 _BATCH = 32  # of EMA, which averages ranges over batches
 _CLAMP = 127
@@ -94,25 +96,32 @@ def quantise(
         left = [op for op in plain if any(_is_of(op, tensor) for tensor in skip)]
         if method == "ADMM":  # it cannot quantise what reads its packed input (see the child)
             left += [op for op in plain[:1] if op not in left]
-        config, made, result = folder / "config.json", folder / "int8.mnn", folder / "result.json"
+        names = [op.name for op in left]
         pictures = _write_images(images, preprocess, folder / "images")
-        record = _config(pictures, len(images), preprocess, method, [op.name for op in left])
-        config.write_text(json.dumps(record), encoding="utf-8")
-        arguments = [onnx.resolve(), folder / "float.mnn", made, config, result]
-        argv = [sys.executable, "-P", str(_CHILD), *map(str, arguments)]
-        ended = run_child(argv, timeout_s=timeout_s, cwd=folder)
-        lines = [line.strip() for line in re.split(r"[\r\n]+", ended.said) if line.strip()]
-        if ended.failure:
-            raise EngineError(f"MNN's {method}: {ended.failure}", engine_said=_words(lines))
-        if complaints := [line for line in lines if _FAILURE.search(line) and not _NAMES.search(line)]:
-            raise EngineError(f"MNN's {method} complained", engine_said="; ".join(complaints))
-        found = audit_tool(dump(made), plain, [op.name for op in left], method)
-        seen = json.loads(result.read_text(encoding="utf-8"))
+        (folder / _CONFIG).write_text(
+            json.dumps(_config(pictures, len(images), preprocess, method, names)), encoding="utf-8"
+        )
+        made, lines = folder / "int8.mnn", _run_tool(onnx, folder, method, timeout_s)
+        found = audit_tool(dump(made), plain, names, method)
+        seen = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
         if not seen["int8_ops"]:
             raise EngineError(f"MNN's {method}: the model says int8 and no operator ran in int8")
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(made, out)
     return ToolResult(path=out, int8_ops_count=seen["int8_ops"], log=tuple(lines), **found)
+
+
+def _run_tool(onnx: Path, folder: Path, method: str, timeout_s: float) -> list[str]:
+    """Run the child in `folder`, which holds its configuration; what it said, line by line."""
+    files = [folder / name for name in ("float.mnn", "int8.mnn", _CONFIG, _RESULT)]
+    argv = [sys.executable, "-P", str(_CHILD), str(onnx.resolve()), *map(str, files)]
+    ended = run_child(argv, timeout_s=timeout_s, cwd=folder)
+    lines = [line.strip() for line in re.split(r"[\r\n]+", ended.said) if line.strip()]
+    if ended.failure:
+        raise EngineError(f"MNN's {method}: {ended.failure}", engine_said=_words(lines))
+    if complaints := [line for line in lines if _FAILURE.search(line) and not _NAMES.search(line)]:
+        raise EngineError(f"MNN's {method} complained", engine_said="; ".join(complaints))
+    return lines
 
 
 def audit_tool(
@@ -154,8 +163,6 @@ def audit_tool(
 
 def _operators(onnx: Path, folder: Path) -> list[MnnOp]:
     """The layers with weights of the float model, converted."""
-    from tasks.mnn.converter import convert
-
     convert(onnx, folder / "plain.mnn")
     return [op for op in dump(folder / "plain.mnn").ops if op.weight_type]
 
@@ -205,8 +212,6 @@ def _words(lines: Sequence[str]) -> str:
 
 def layer_tensors(onnx: Path, layers: Sequence[str]) -> Iterator[str]:
     """Output tensors of the ONNX nodes that hold the weights of `layers` (module names)."""
-    from tasks.mnn.source import read_source
-
     weights = {f"{name}.weight" for name in layers}
     for node in read_source(onnx).model.graph.node:
         if weights & set(node.input):

@@ -7,7 +7,7 @@ quantised model: they are what would be deployed.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -149,10 +149,7 @@ def layer_costs(trials: Trials) -> list[LayerCost]:
             )
         )
     found.sort(key=_sensitivity)
-    return [
-        LayerCost(**(vars(cost) | {"rank": rank}))  # frozen: replace() would do the same, field by field
-        for rank, cost in enumerate(found, start=1)
-    ]
+    return [replace(cost, rank=rank) for rank, cost in enumerate(found, start=1)]
 
 
 def snr_db(expected: Logits, got: Logits) -> float:

@@ -59,11 +59,13 @@ def search(trials: Trials, ranked: Sequence[LayerCost], budget_pp: float) -> Ski
         if after.drop_pp < nearest.drop_pp:
             nearest, near_count = after, len(chosen)
     if after.drop_pp > budget_pp:
+        near = (
+            f"nearest was {nearest.drop_pp:.2f} pp (95 %: {nearest.low_pp:+.2f} to {nearest.high_pp:+.2f},"
+            f" n = {nearest.n}) with {near_count} left out; with none {before.drop_pp:.2f} pp"
+        )
         raise UserError(
             f"a budget of {budget_pp:g} pp: {most} of {len(ranked)} layers left out still lose"
-            f" {after.drop_pp:.2f} pp; nearest was {nearest.drop_pp:.2f} pp (95 %: {nearest.low_pp:+.2f} to"
-            f" {nearest.high_pp:+.2f}, n = {nearest.n}) with {near_count} left out; with none"
-            f" {before.drop_pp:.2f} pp",
+            f" {after.drop_pp:.2f} pp; {near}",
             allowed="a budget that leaving out at most half of the layers can meet",
             next_step="raise --budget-pp, try --observer, or train with quantize.epochs > 0 (QAT)",
         )

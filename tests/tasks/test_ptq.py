@@ -162,8 +162,9 @@ def test_the_yaml_is_what_params_takes():
 
 def _copy(workspace: Path, to: Path) -> Path:
     for path in workspace.rglob("*"):
-        if path.is_file() and "reports" not in path.parts:
-            target = to / path.relative_to(workspace)
+        inside = path.relative_to(workspace)
+        if path.is_file() and inside.parts[0] not in {"reports", ".edgeloop"}:
+            target = to / inside
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
     return to

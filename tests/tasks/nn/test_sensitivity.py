@@ -16,31 +16,23 @@ from tasks.nn.skip_search import search
 WIDTH, CLASSES, SIZE = 16, 6, 12
 
 
-def make_net(spread: dict[int, float]) -> nn.Sequential:
-    """Six convolutions. `spread[i]` makes the tensor after one of them hard to quantise: half of its channels
-    are that much larger, and the reader's weights that much smaller, so in float nothing changes.
-    """
+def make_net() -> nn.Sequential:
+    """Six convolutions, called 0, 2, ... 10."""
     torch.manual_seed(3)
     layers: list[nn.Module] = []
     for index in range(6):
         layers += [nn.Conv2d(3 if index == 0 else WIDTH, WIDTH, 3, padding=1), nn.ReLU()]
     net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, CLASSES))
-    with torch.no_grad():
-        for index, factor in spread.items():
-            writer, reader = net[2 * index], net[2 * index + 2]
-            assert isinstance(writer, nn.Conv2d)
-            assert isinstance(reader, nn.Conv2d)
-            writer.weight[: WIDTH // 2] *= factor
-            writer.bias[: WIDTH // 2] *= factor
-            reader.weight[:, : WIDTH // 2] /= factor
     return net.eval()
 
 
-def make_trials(spread: dict[int, float], images: int = 300) -> Trials:
+def make_trials(*hard: str, images: int = 300) -> Trials:
     """Labels are the float model's own answers, so it is right on every image and each flip is a loss; images
     that it is unsure of are left out.
+
+    The tensor after each layer named in `hard` gets a step 120 times too large: one level is left of it.
     """
-    net, rng = make_net(spread), torch.Generator().manual_seed(0)
+    net, rng = make_net(), torch.Generator().manual_seed(0)
     count = 4 * images
     x = torch.randn(count, 3, SIZE, SIZE, generator=rng) + 2 * torch.randn(count, 3, 1, 1, generator=rng)
     with torch.inference_mode():
@@ -49,7 +41,7 @@ def make_trials(spread: dict[int, float], images: int = 300) -> Trials:
         answers = net(x)
     best = answers.topk(2).values
     sure = (best[:, 0] - best[:, 1]).argsort(descending=True)[:images]
-    return Trials(
+    trials = Trials(
         build=lambda: copy.deepcopy(net),
         calibration=x,
         observer="max_abs",
@@ -57,11 +49,16 @@ def make_trials(spread: dict[int, float], images: int = 300) -> Trials:
         images=x[sure],
         labels=answers[sure].argmax(1).numpy(),
     )
+    for layer in hard:
+        step = next(scales.output_step for scales in trials.full.scales() if scales.layer == layer)
+        (tensor,) = (name for name, of_tensor in trials._steps.items() if of_tensor == step)
+        trials._steps[tensor] *= 120
+    return trials
 
 
 @pytest.fixture(scope="module")
 def planted():
-    trials = make_trials({2: 3000.0})
+    trials = make_trials("4")
     return trials, layer_costs(trials)
 
 
@@ -86,7 +83,7 @@ def test_ties_are_ranked_by_the_error_in_the_logits(planted):
 
 def test_alone_means_alone():
     """The model of one layer holds one int8 convolution, and its step is that of the whole model."""
-    trials = make_trials({})
+    trials = make_trials()
     whole, others = trials.full, [name for name in trials.layers if name != "6"]
     alone = trials.quantized(others)
     assert list(alone.layers) == ["6"]
@@ -132,7 +129,7 @@ def test_what_is_not_needed_is_taken_back(planted):
 
 def test_within_the_budget_nothing_is_skipped():
     """An easy model needs no list."""
-    trials = make_trials({})
+    trials = make_trials()
     costs = layer_costs(trials)
     found = search(trials, costs, 5.0)
     assert found.layers == ()
@@ -142,7 +139,7 @@ def test_within_the_budget_nothing_is_skipped():
 
 def test_a_budget_that_cannot_be_met_says_how_near_it_came():
     """Every tensor is hard, so half of the layers do not help."""
-    trials = make_trials({1: 3000.0, 3: 3000.0, 4: 3000.0})
+    trials = make_trials("2", "4", "6", "8")
     costs = layer_costs(trials)
     with pytest.raises(
         UserError, match=r"2 of 5 layers left out still lose .* nearest was \d+\.\d\d pp"
@@ -153,7 +150,7 @@ def test_a_budget_that_cannot_be_met_says_how_near_it_came():
 
 def test_labels_decide_not_agreement():
     """A flip from wrong to right is a gain."""
-    trials = make_trials({}, images=40)
+    trials = make_trials(images=40)
     right = np.eye(CLASSES, dtype=np.float32)[trials.labels]
     wrong = np.eye(CLASSES, dtype=np.float32)[(trials.labels + 1) % CLASSES]
     assert trials.drop(right, wrong).drop_pp == 100
@@ -169,7 +166,7 @@ def test_the_ratio_of_known_arrays():
 
 def test_skipping_by_name_leaves_the_models_of_the_stage_alone():
     """The whole model is the one that the stage quantize builds."""
-    trials = make_trials({})
-    stage = QuantizedModel(make_net({}), ("first",))
+    trials = make_trials()
+    stage = QuantizedModel(make_net(), ("first",))
     assert trials.layers == stage.plan.layers
     assert set(trials.skipped) == set(stage.plan.left_float)
