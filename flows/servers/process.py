@@ -8,9 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from fleet.device.errors import EngineError
 from flows.servers import tied
@@ -51,14 +54,29 @@ def answers(url: str, timeout_s: float = 1.0) -> bool:
     return True
 
 
+def _listens(server: Process, port: int) -> bool:
+    """Whether it is this server that listens there, or one that it has started, and not somebody else's."""
+    with contextlib.suppress(psutil.Error):
+        me = psutil.Process(server.pid)
+        for process in (me, *me.children(recursive=True)):
+            for c in process.net_connections("inet"):
+                if c.status == psutil.CONN_LISTEN and c.laddr.port == port:
+                    return True
+    return False
+
+
 def wait_until_up(server: Process, name: str, health: str, limit_s: float, log: Path) -> None:
     """Wait until a started server answers.
+
+    A port that was free may be taken by the time the server listens, by the same kind of server with another
+    state: then the answer of that one must not be taken for this one's.
 
     Raises:
         EngineError: it ended, or did not answer within the limit.
     """
     deadline = time.monotonic() + limit_s
-    while not answers(health):
+    port = urllib.parse.urlsplit(health).port or 0
+    while not (_listens(server, port) and answers(health)):
         if server.poll() is not None:
             raise EngineError(f"the {name} server ended as it started; {log} says why")
         if time.monotonic() > deadline:
