@@ -224,6 +224,14 @@ def test_missing_models_and_splits_are_named(workspace, tmp_path, monkeypatch):
         trials_of(Start.of_workspace(), "mse", 10)
 
 
+def command_of(process: psutil.Process) -> str:
+    """Its command line; empty when it has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_comparison_leaves_nothing_behind(sent, workspace, tmp_path):
     """Exit code 130, MNN's tool ended with it, no half report, and the next run is not locked out."""
@@ -233,7 +241,7 @@ def test_an_interrupted_comparison_leaves_nothing_behind(sent, workspace, tmp_pa
     us, children = psutil.Process(process.pid), []
     deadline = time.monotonic() + 120
     while not children and time.monotonic() < deadline and process.poll() is None:
-        children = [c for c in us.children(recursive=True) if "ptq_child" in " ".join(c.cmdline())]
+        children = [child for child in us.children(recursive=True) if "ptq_child" in command_of(child)]
         time.sleep(0.05)
     assert children
     process.send_signal(sent)
