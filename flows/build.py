@@ -21,16 +21,15 @@ from filelock import FileLock, Timeout
 from flows import stages
 from flows.artifacts import links
 from flows.inputs import SectionCheck
-from flows.release_cli import catch_up
+from flows.review import catch_up, quiet_mlflow
 from flows.servers.report_pages import REPORT
 from flows.walk import Steps, Walked, walk
 from tasks.gate import require_judged
+from tasks.mlflow_file import version_exists
 from tasks.stage import read_json, write_json
 from tasks.summary import variants
 from tasks.tracking import (
-    QUIET_TOOLS,
     check_store,
-    reading,
     shown,
     spool_folder,
     sqlite_file,
@@ -178,8 +177,7 @@ def _known_registration(workspace: Workspace, uri: str) -> dict[str, Any] | None
 def _register(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
     if known := _known_registration(workspace, uri):
         return known
-    os.environ.update(QUIET_TOOLS)
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    quiet_mlflow()
     from tasks.register import register
 
     registered = asdict(register(workspace, build_id))
@@ -192,11 +190,8 @@ def _still_registered(uri: str, registered: Mapping[str, Any]) -> bool:
     database = sqlite_file(uri)
     if database is None:
         return False
-    question = "select count(*) from model_versions where name = ? and version = ? and current_stage != ?"
-    answer = (registered["name"], registered["version"], "Deleted_Internal")
     try:
-        with reading(database) as connection:
-            return bool(connection.execute(question, answer).fetchone()[0])
+        return version_exists(database, registered["name"], registered["version"])
     except sqlite3.Error:
         return False
 

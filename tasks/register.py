@@ -21,6 +21,7 @@ from tasks import provenance
 from tasks.gate import require_judged
 from tasks.mlflow_store import Store
 from tasks.provenance import release_sha256
+from tasks.refusal import refusing, what_was_found
 from tasks.report.write import write_report
 from tasks.review.author import Author, author
 from tasks.review.desk import Desk, open_desk
@@ -105,9 +106,11 @@ def verify_evidence(workspace: Path) -> None:
     reports = workspace / "reports"
     gate, convert, parity = (read_json(reports / f"{name}.json") for name in ("gate", "convert", "parity"))
     if gate.get("verdict") != "pass":
-        failed = [check["name"] for check in gate.get("checks", ()) if check["verdict"] == "fail"]
+        why = "; ".join(
+            f"{check['name']}: {what_was_found(check)}" for check in refusing({"checks": ()} | gate)
+        )
         raise UserError(
-            f"the gate refused this build: {'; '.join(failed) or gate.get('verdict')}",
+            f"the gate refused this build: {why or gate.get('verdict')}",
             allowed="a build whose gate passed",
             next_step="see reports/gate.md",
         )

@@ -9,10 +9,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from fleet.device.errors import UserError
-from tasks.judge.check import refuses
 from tasks.judge.evidence import evidence_sha256
+from tasks.mlflow_file import Version
 from tasks.provenance import release_sha256
-from tasks.review.registry import Version
+from tasks.refusal import refusing
 from tasks.review.standing import Review
 from tasks.stage import read_json
 from tasks.tracking import check_store
@@ -151,7 +151,7 @@ def _gate(folder: Path, what: str, version: Version) -> dict[str, Any]:
         raise _refused(f"{what}: artifact release/gate.json is missing")
     try:
         gate: dict[str, Any] = read_json(folder / "gate.json")
-        failed = [c["name"] for c in gate["checks"] if refuses(c["verdict"], required=c["required"])]
+        failed = [check["name"] for check in refusing(gate)]
         verdict, _ = gate["verdict"], (gate["evidence"].items(), gate["evidence_sha256"])
     except (UserError, KeyError, TypeError, AttributeError) as error:
         raise _refused(f"{what}: release/gate.json cannot be read ({type(error).__name__})") from error
