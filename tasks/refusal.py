@@ -19,7 +19,7 @@ def refusing(gate: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def what_was_found(check: Mapping[str, Any]) -> str:
-    """Measured value and threshold of a check that refused a build, or that there is none, and the evidence."""
+    """What a check that refused a build measured, against which threshold; or why nothing was measured."""
     if check["verdict"] == "not measured":
         return f"not measured; {check['evidence']}"
     measured = f"{check['measured']} {check['unit']}".rstrip()

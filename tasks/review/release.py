@@ -1,6 +1,5 @@
 """A release as it lies in MLflow: fetched, and held against the hashes that the gate and the ledger name."""
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -9,9 +8,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from fleet.device.errors import UserError
+from tasks.champion_files import PREDICTIONS
 from tasks.judge.evidence import evidence_sha256
 from tasks.mlflow_file import Version
-from tasks.provenance import release_sha256
+from tasks.provenance import release_sha256, sha256_of
 from tasks.refusal import refusing
 from tasks.review.standing import Review
 from tasks.stage import read_json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ARTIFACTS = "release"
 """Folder of a build's run that holds what is reviewed."""
-REPORT, PREDICTIONS = "release.html", "predictions.parquet"
+REPORT = "release.html"
 ATTACHED: Mapping[str, str] = {"report_sha256": REPORT, "predictions_sha256": PREDICTIONS}
 """Tag to artifact: files beside the evidence whose bytes a version vouches for too."""
 
@@ -64,11 +64,6 @@ def artifact_of(file: str) -> str:
         if file.startswith(prefix):
             return place + file.removeprefix(prefix)
     return file
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def fetch(store: "Store", name: str, number: int, *, version: Version, review: Review, into: Path) -> Release:

@@ -114,7 +114,7 @@ def test_images_of_a_shape_that_the_model_is_not_run_at_are_refused(kind, tmp_pa
     """They would be left out without a word, and random inputs prove the model alone."""
     with pytest.raises(UserError, match=r"calibration images as inputs of \[N, ") as caught:
         _open(tmp_path / "i", *UNFIT[kind])
-    assert "--preprocess" in caught.value.next_step
+    assert f"correct {path}" in caught.value.next_step  # given as --preprocess, or as --record
     assert str(list((UNFIT[kind][2] or {"x": [UNFIT[kind][0][0].dims]})["x"][0])) in caught.value.allowed
 
 
@@ -192,7 +192,7 @@ def test_any_other_record_is_a_user_error_that_a_user_can_act_on(kind, tmp_path)
     with pytest.raises(UserError, match=r"preprocess record .*p\.json") as caught:
         read_preprocess(path)
     assert "size_px" in caught.value.allowed
-    assert "--preprocess" in caught.value.next_step
+    assert f"correct {path}" in caught.value.next_step  # given as --preprocess, or as --record
     assert len(str(caught.value)) < 1000
 
 
