@@ -144,9 +144,7 @@ def test_a_refused_build_is_not_registered(built):
 def test_a_report_is_drawn_again_unless_it_is_of_this_evidence(built):
     """What the build has just drawn is taken; of another verdict, or edited since, it is drawn anew."""
     report = write_report(built.path)
-    evidence = json.loads((built.path / "reports" / "gate.json").read_text(encoding="utf-8"))[
-        "evidence_sha256"
-    ]
+    evidence = read_json(built.path / "reports" / "gate.json")["evidence_sha256"]
     ours = report.read_bytes()
     report.write_text("known by its hash", encoding="utf-8")
     drawn = Drawn.now(report, evidence)
