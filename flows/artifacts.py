@@ -16,7 +16,9 @@ from uuid import UUID
 
 from flows.progress import Step
 from flows.servers import addresses, report_pages
-from tasks.tracking import reading, sqlite_file
+from tasks.mlflow_file import registered_name, run_of
+from tasks.refusal import refusing, what_was_found
+from tasks.tracking import sqlite_file
 from tasks.workspace import Workspace
 
 _REPORTS = {report_pages.REPORT: "release report", "gate.md": "gate", report_pages.DATA_DOCS: "Data Docs"}
@@ -52,10 +54,9 @@ def result_markdown(result: Result, links: Sequence[str]) -> str:
         lines += ["", f"Registered as **{name} version {version}**, waiting for review."]
     else:
         lines += ["", "Not registered."]
-    refused = [c for c in checks if c["verdict"] == "fail"]
-    if refused:
-        lines += ["", "| refused because | measured | threshold |", "|---|---|---|"]
-        lines += [_row(c["name"], f"{c['measured']} {c['unit']}", c["threshold"]) for c in refused]
+    if refused := refusing(result.gate):
+        lines += ["", "| refused because | found |", "|---|---|"]
+        lines += [_row(check["name"], what_was_found(check)) for check in refused]
     lines += ["", "| variant | top-1 | size | MACs | P50 / P95 / P99 | parity | agreement | latency |"]
     lines += ["|---|--:|--:|--:|--:|--:|--:|---|"]
     lines += [_variant_row(variant) for variant in result.variants]
@@ -87,7 +88,7 @@ def links(workspace: Workspace, build_id: str, uri: str, registered: Mapping[str
     if registered:
         page = f"{mlflow}/#/models/{quote(registered['name'])}/versions/{registered['version']}"
         found.append(f"[{registered['name']} version {registered['version']} in MLflow]({page})")
-    if run := _run_of(uri, build_id):
+    if run := _run_of(uri, workspace.name, build_id):
         found.append(f"[run of this build in MLflow]({mlflow}/#/experiments/{run[0]}/runs/{run[1]})")
     for name, what in _REPORTS.items():
         file = workspace.path / "reports" / name
@@ -98,34 +99,26 @@ def links(workspace: Workspace, build_id: str, uri: str, registered: Mapping[str
     return found
 
 
-def _run_of(uri: str, build_id: str) -> tuple[str, str] | None:
+def _run_of(uri: str, workspace: str, build_id: str) -> tuple[str, str] | None:
     """Experiment and id of a build's run; None when it has none."""
     database = sqlite_file(uri)
     if database is None:
-        return _run_on_server(uri, build_id)
-    # Without importing MLflow: a refused build has no other use for it.
-    question = (
-        "select runs.experiment_id, runs.run_uuid from runs"
-        " join tags build on build.run_uuid = runs.run_uuid and build.key = 'build_id' and build.value = ?"
-        " join tags kind on kind.run_uuid = runs.run_uuid and kind.key = 'kind' and kind.value = 'build'"
-    )
-    try:
-        with reading(database) as connection:
-            row = connection.execute(question, (build_id,)).fetchone()
+        return _run_on_server(uri, workspace, build_id)
+    try:  # without importing MLflow: a refused build has no other use for it
+        return run_of(database, build_id)
     except sqlite3.Error:
         return None
-    return (str(row[0]), str(row[1])) if row else None
 
 
-def _run_on_server(uri: str, build_id: str) -> tuple[str, str] | None:
+def _run_on_server(uri: str, workspace: str, build_id: str) -> tuple[str, str] | None:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
     client = MlflowClient(uri)
     try:
-        experiments = client.search_experiments(filter_string="name LIKE 'edgeloop-%'")
+        experiment = client.get_experiment_by_name(registered_name(workspace))
         query = f"tags.build_id = '{build_id}' and tags.kind = 'build'"
-        runs = client.search_runs([e.experiment_id for e in experiments], query, max_results=1)
+        runs = client.search_runs([experiment.experiment_id], query, max_results=1) if experiment else []
     except MlflowException:
         return None
     return (str(runs[0].info.experiment_id), str(runs[0].info.run_id)) if runs else None

@@ -14,23 +14,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from flows import stages
 from flows.artifacts import links
 from flows.inputs import SectionCheck
-from flows.release_cli import catch_up
+from flows.review import catch_up, quiet_mlflow
 from flows.servers.report_pages import REPORT
 from flows.walk import Steps, Walked, walk
 from tasks.gate import require_judged
+from tasks.mlflow_file import version_exists
 from tasks.stage import read_json, write_json
 from tasks.summary import variants
 from tasks.tracking import (
-    QUIET_TOOLS,
     check_store,
-    reading,
     shown,
     spool_folder,
     sqlite_file,
@@ -39,6 +38,9 @@ from tasks.tracking import (
     wait_until_written,
 )
 from tasks.workspace import Workspace
+
+if TYPE_CHECKING:
+    from tasks.report.write import Drawn
 
 _WRITER_GRACE_S = 60.0
 
@@ -79,10 +81,11 @@ def build(workspace: Workspace) -> Built:
         done = None if _is_due(workspace, plan) else _concluded(workspace, uri)
         if done is None:
             with SectionCheck(workspace, plan.stale, stages.stage_environment(workspace)) as sections:
+                conclusion = _Conclusion(workspace, build_id, uri)
                 steps = Steps(
                     ready=sections.require,
-                    judge=lambda: _judged(workspace, build_id, uri),
-                    register=lambda: _register(workspace, build_id, uri),
+                    judge=conclusion.judge,
+                    register=conclusion.register,
                     links=lambda registered: links(workspace, build_id, uri, registered),
                 )
                 done = walk(workspace, plan, build_id, steps)
@@ -140,13 +143,36 @@ def _concluded(workspace: Workspace, uri: str) -> Walked | None:
     )
 
 
-def _judged(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
-    gate: dict[str, Any] = read_json(workspace.path / "reports" / "gate.json")
-    require_judged(workspace.path, gate)
-    (workspace.path / "reports" / REPORT).unlink(missing_ok=True)  # of an earlier verdict
-    _require_report(workspace)
-    _wait_for_tracking(workspace, build_id, uri)  # a version is linked to the stages' runs
-    return gate
+class _Conclusion:
+    """What follows the last stage: the report is drawn once, for people and for the registry."""
+
+    def __init__(self, workspace: Workspace, build_id: str, uri: str) -> None:
+        self._workspace, self._build_id, self._uri = workspace, build_id, uri
+        self._report: Drawn | None = None
+
+    def judge(self) -> dict[str, Any]:
+        """Give what reports/gate.json says, once it is of what lies there."""
+        folder = self._workspace.path
+        gate: dict[str, Any] = read_json(folder / "reports" / "gate.json")
+        require_judged(folder, gate)
+        (folder / "reports" / REPORT).unlink(missing_ok=True)  # of an earlier verdict
+        from tasks.report.write import Drawn, write_report
+
+        self._report = Drawn.now(write_report(folder), gate["evidence_sha256"])
+        _wait_for_tracking(self._workspace, self._build_id, self._uri)  # a version is linked to stages' runs
+        return gate
+
+    def register(self) -> dict[str, Any]:
+        """Name and version of what was judged: an earlier build's, or new ones."""
+        workspace, uri = self._workspace, self._uri
+        if known := _known_registration(workspace, uri):
+            return known
+        quiet_mlflow()
+        from tasks.register import register
+
+        registered = asdict(register(workspace, self._build_id, self._report))
+        write_json(_receipt(workspace), {**_evidence(workspace, uri), "registered": registered})
+        return registered
 
 
 def _require_report(workspace: Workspace) -> None:
@@ -175,28 +201,13 @@ def _known_registration(workspace: Workspace, uri: str) -> dict[str, Any] | None
     return dict(known["registered"]) if same and _still_registered(uri, known["registered"]) else None
 
 
-def _register(workspace: Workspace, build_id: str, uri: str) -> dict[str, Any]:
-    if known := _known_registration(workspace, uri):
-        return known
-    os.environ.update(QUIET_TOOLS)
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    from tasks.register import register
-
-    registered = asdict(register(workspace, build_id))
-    write_json(_receipt(workspace), {**_evidence(workspace, uri), "registered": registered})
-    return registered
-
-
 def _still_registered(uri: str, registered: Mapping[str, Any]) -> bool:
     """Look into the embedded store without importing MLflow; for any other, say no and let MLflow look."""
     database = sqlite_file(uri)
     if database is None:
         return False
-    question = "select count(*) from model_versions where name = ? and version = ? and current_stage != ?"
-    answer = (registered["name"], registered["version"], "Deleted_Internal")
     try:
-        with reading(database) as connection:
-            return bool(connection.execute(question, answer).fetchone()[0])
+        return version_exists(database, registered["name"], registered["version"])
     except sqlite3.Error:
         return False
 

@@ -18,6 +18,7 @@ from fleet.device.errors import EdgeloopError, UserError
 from fleet.lab.flags import FLAGS
 from flows.interrupt import as_ctrl_c, leave
 from flows.release_cli import release
+from flows.terminal import plain, plain_lines
 from tasks.workspace import disk_full, find_workspace, repository, workspaces
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def init(name: str, directory: Path) -> int:
     print(f"{found.images_count} images in {found.classes_count} classes, median side {found.side_px} px")
     print(f"splits: {found.forecast}; repeated and unusable files will be left out")
     for note in found.forecast.notes():
-        print(f"note: {note}")
+        print(f"note: {plain(note)}")
     print(f"wrote {made.path / 'params.yaml'}; change what you like, then `edgeloop build --preset {name}`")
     return 0
 
@@ -141,7 +142,7 @@ def convert(
             if (path := w.path / "data/prepared").is_dir()
         },
     )
-    print(json.dumps(result.to_dict(), indent=1) if as_json else summary(result))
+    print(json.dumps(result.to_dict(), indent=1) if as_json else plain_lines(summary(result)))
     return 0 if result.ok else EdgeloopError.exit_code
 
 
@@ -247,6 +248,8 @@ def _print_built(built: "Built", report: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from tasks.refusal import refusing, what_was_found
+
     table = Table("variant", "top-1", "size", "MACs", "P50", "P95", "P99", "parity", "agreement", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -260,21 +263,12 @@ def _print_built(built: "Built", report: str) -> None:
     console.print(table)
     if flags := sorted({FLAGS.get(flag, flag) for v in built.variants for flag in v["flags"]}):
         console.print(f"  {_MARK} latency to be taken with care: {'; '.join(flags)}")
-    absent = [c for c in built.gate["checks"] if c["verdict"] == "not measured" and c["required"]]
-    failed = [check for check in built.gate["checks"] if check["verdict"] == "fail"]
     verdicts = Counter(check["verdict"] for check in built.gate["checks"])
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
     console.print(f"gate: [bold]{built.gate['verdict']}[/] ({counts})")
-    for check in failed:
-        console.print(
-            f"  {check['name']}: {check['measured']} {check['unit']}, threshold {check['threshold']}; "
-            f"{check['evidence']}",
-            soft_wrap=True,
-            markup=False,  # a class may be called `[b]`
-        )
-    for check in absent:
-        text = f"  {check['name']}: not measured; {check['evidence']}"
-        console.print(text, soft_wrap=True, markup=False)
+    for check in refusing(built.gate):
+        text = plain(f"  {check['name']}: {what_was_found(check)}")
+        console.print(text, soft_wrap=True, markup=False)  # a class may be called `[b]`
     if verdicts["inconclusive"]:
         console.print("  inconclusive: the report says what a quieter host or more test images would tell")
     if built.registered:
@@ -325,7 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except EdgeloopError as error:
         code = error.exit_code
         _print_failure(given, str(error), code)
-        print(f"edgeloop: {error}", file=sys.stderr)
+        print(f"edgeloop: {plain_lines(str(error))}", file=sys.stderr)
     except KeyboardInterrupt:
         leave()
     except BrokenPipeError:  # the reader of our output has gone, as in `edgeloop build | head`

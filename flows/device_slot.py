@@ -1,6 +1,6 @@
 """Measuring alone: a slot in Prefect for each device, beside the lock on the machine that measures.
 
-The lock of `fleet.lab` is what keeps two measurements off a device, whoever started them.
+The lock of `fleet.lab.lock` is what keeps two measurements off a device, whoever started them.
 The slot makes waiting visible: who shares a Prefect server sees in its pages which device is taken and by
 which build, and a build says that it waits. `prune`, which measures for seconds within minutes of training,
 takes the lock only.

@@ -31,9 +31,10 @@ def serve(workspace: Workspace, port: int | None) -> int:
     """
     check_store(tracking_uri(workspace.path))
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
-        mlflow = stack.enter_context(_mlflow(workspace, port))
-        prefect = stack.enter_context(prefect_server.in_use(workspace.path))
-        reports = stack.enter_context(_reports(workspace))
+        ports = _ports(workspace, port)
+        reports = stack.enter_context(_reports(workspace, ports.reports))
+        mlflow = stack.enter_context(_mlflow(workspace, ports.mlflow))
+        prefect = stack.enter_context(prefect_server.in_use(workspace.path, avoid=[ports.mlflow]))
         mlflow.wait_until_up()
         _print_links(workspace, prefect, reports)
         _watch(workspace, mlflow, prefect)
@@ -81,13 +82,11 @@ class _MlflowPage:
 
 
 @contextlib.contextmanager
-def _mlflow(workspace: Workspace, wanted: int | None) -> Iterator[_MlflowPage]:
-    known = addresses.remembered(workspace.path)
+def _mlflow(workspace: Workspace, port: int) -> Iterator[_MlflowPage]:
+    page = _MlflowPage(workspace, port, None)
     if tracking_uri(workspace.path).startswith(("http://", "https://")):
-        yield _MlflowPage(workspace, 0, None)
+        yield page
         return
-    page = _MlflowPage(workspace, _port(wanted, known.mlflow), None)
-    addresses.remember(workspace.path, replace(known, mlflow=page.port))
     page.start()
     try:
         yield page
@@ -95,23 +94,35 @@ def _mlflow(workspace: Workspace, wanted: int | None) -> Iterator[_MlflowPage]:
         page.stop()
 
 
-def _port(wanted: int | None, usual: int) -> int:
-    port = process.free_port(wanted) if wanted is not None else process.free_port(usual, 0)
-    if port is None:
-        raise UserError(
-            f"port {wanted} cannot be used",
-            allowed="a free port of this machine, 1024 to 65535",
-            next_step="leave --port away to get a free one",
-        )
-    return port
+def _ports(workspace: Workspace, wanted: int | None) -> addresses.Ports:
+    """The ports of our pages, chosen before any server starts: one that is starting does not listen yet."""
+    known = addresses.remembered(workspace.path)
+    mlflow = process.free_port(known.mlflow, 0) if wanted is None else process.free_port(wanted)
+    if mlflow is None:
+        raise _unusable(wanted or known.mlflow)
+    reports = process.free_port(known.reports, 0, avoid=[mlflow])
+    if reports is None:
+        raise _unusable(known.reports)
+    ports = addresses.Ports(mlflow=mlflow, reports=reports)
+    addresses.remember(workspace.path, ports)
+    return ports
+
+
+def _unusable(port: int) -> UserError:
+    return UserError(
+        f"port {port} cannot be used",
+        allowed="a free port of this machine, 1024 to 65535",
+        next_step="leave --port away to get a free one",
+    )
 
 
 @contextlib.contextmanager
-def _reports(workspace: Workspace) -> Iterator[str]:
-    known = addresses.remembered(workspace.path)
-    port = _port(None, known.reports)
-    addresses.remember(workspace.path, replace(known, reports=port))
-    with report_pages.served(workspace.repository, port):
+def _reports(workspace: Workspace, port: int) -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(report_pages.served(workspace.repository, port))
+        except OSError as error:  # somebody was faster
+            raise _unusable(port) from error
         yield f"http://{process.HOST}:{port}"
 
 
@@ -136,7 +147,7 @@ def _watch(workspace: Workspace, mlflow: _MlflowPage, prefect: prefect_server.Pr
         mlflow.revive()
         if prefect.own and prefect_server.running(workspace.path) is None:
             _say("Prefect's server ended by itself; starting it again")
-            again = prefect_server.ensure(workspace.path)
+            again = prefect_server.ensure(workspace.path, avoid=[mlflow.port])
             if again != prefect.url:
                 _say(f"flow runs  {again}/runs")
                 prefect = replace(prefect, url=again)

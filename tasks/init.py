@@ -15,6 +15,7 @@ import yaml
 
 from fleet.device.errors import UserError
 from tasks.champion import write_champion
+from tasks.champion_files import FOLDER
 from tasks.data.decode import Decoded, decode
 from tasks.data.forecast import Forecast, forecast
 from tasks.data.hashable import check_hashable
@@ -90,7 +91,7 @@ def init_workspace(root: Path, name: str, directory: Path) -> tuple[Workspace, F
         )
         (folder / "params.yaml").write_text(text, encoding="utf-8")
         (folder / "dvc.yaml").symlink_to("../../dvc.yaml")
-        write_champion(folder / "champion")  # nothing has been released yet
+        write_champion(folder / FOLDER)  # nothing has been released yet
     except OSError:
         shutil.rmtree(folder)
         raise

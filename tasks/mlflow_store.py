@@ -12,6 +12,8 @@ from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
+from tasks.mlflow_file import registered_name
+
 T = TypeVar("T")
 
 _LOCKED_FOR_AT_MOST_S = 45.0
@@ -43,7 +45,7 @@ class Store:
 
     def experiment(self, workspace: str) -> str:
         """The id of a workspace's experiment, created or undeleted when needed."""
-        name = f"edgeloop-{workspace}"
+        name = registered_name(workspace)
         with self._lock:
             found = self.client.get_experiment_by_name(name)
             if found is None:

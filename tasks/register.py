@@ -11,27 +11,27 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import yaml
 
 from fleet.device.engine import RuntimeConfig
 from fleet.device.errors import UserError
 from tasks import provenance
+from tasks.champion_files import PREDICTIONS
 from tasks.gate import require_judged
 from tasks.mlflow_store import Store
-from tasks.provenance import release_sha256
-from tasks.report.write import write_report
+from tasks.provenance import release_sha256, sha256_of
+from tasks.refusal import refusing, what_was_found
+from tasks.report.write import Drawn, write_report
+from tasks.report_keys import names_in
 from tasks.review.author import Author, author
 from tasks.review.desk import Desk, open_desk
 from tasks.review.reconcile import reconcile_desk
 from tasks.review.release import (
     ARTIFACTS,
     ATTACHED,
-    PREDICTIONS,
     REPORT,
     artifact_of,
-    sha256_of,
 )
 from tasks.review.standing import CANDIDATE, CHAMPION
 from tasks.stage import read_json
@@ -49,8 +49,13 @@ class Registration:
     version: int
 
 
-def register(workspace: Workspace, build_id: str) -> Registration:
+def register(workspace: Workspace, build_id: str, report: Drawn | None = None) -> Registration:
     """Register what lies in `workspace`; the same bytes with the same evidence are registered once.
+
+    Args:
+        workspace: What to register.
+        build_id: Of the run in MLflow that it is registered from.
+        report: The release report where it has just been drawn; of other evidence it is drawn anew.
 
     Raises:
         UserError: the gate refused, or evidence for these bytes is missing.
@@ -62,7 +67,7 @@ def register(workspace: Workspace, build_id: str) -> Registration:
     with open_desk(workspace, store) as desk:
         reconcile_desk(desk)  # first: a version number may have been another's
         verify_evidence(workspace.path)  # again: that may have brought another champion than the gate's
-        files = release_files(workspace.path)
+        files = release_files(workspace.path, report)
         tags = release_tags(workspace, build_id, sha256) | attached_tags(files)
         _close_build(store, run_id, workspace, tags)
         version = _released(desk, sha256) or _find(store, desk.name, tags)
@@ -105,16 +110,16 @@ def verify_evidence(workspace: Path) -> None:
     reports = workspace / "reports"
     gate, convert, parity = (read_json(reports / f"{name}.json") for name in ("gate", "convert", "parity"))
     if gate.get("verdict") != "pass":
-        failed = [check["name"] for check in gate.get("checks", ()) if check["verdict"] == "fail"]
+        why = [f"{c['name']}: {what_was_found(c)}" for c in refusing({"checks": (), **gate})]
         raise UserError(
-            f"the gate refused this build: {'; '.join(failed) or gate.get('verdict')}",
+            f"the gate refused this build: {'; '.join(why) or gate.get('verdict')}",
             allowed="a build whose gate passed",
             next_step="see reports/gate.md",
         )
-    for variant in variant_names(convert):
+    for variant in names_in(convert):
         folder = workspace / "models" / "mnn" / variant
         model = folder / "model.mnn"
-        found = hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else "no file"
+        found = sha256_of(model) if model.is_file() else "no file"
         if found != read_json(folder / "card.json").get("mnn_sha256"):
             raise UserError(
                 f"{model}: {found}, its card says otherwise",
@@ -128,11 +133,6 @@ def verify_evidence(workspace: Path) -> None:
                 next_step="`edgeloop build` writes it again",
             )
     require_judged(workspace, gate)
-
-
-def variant_names(convert: Mapping[str, Any]) -> list[str]:
-    """The variants reports/convert.json speaks of."""
-    return sorted({key.split("/")[0] for key in convert if "/" in key})
 
 
 def release_tags(workspace: Workspace, build_id: str, sha256: str) -> dict[str, str]:
@@ -208,14 +208,15 @@ def _create(
     return int(created.version)
 
 
-def release_files(workspace: Path) -> dict[str, Path]:
+def release_files(workspace: Path, report: Drawn | None = None) -> dict[str, Path]:
     """Everything a release is reviewed by: its place below the run's `release/`, and the file."""
     gate = read_json(workspace / "reports" / "gate.json")
     judged = {artifact_of(file): workspace / file for file in gate["evidence"]}
     beside = {file: workspace / "reports" / file for file in ("gate.json", "gate.md")}
     beside |= {file: workspace / file for file in ("dvc.lock", "params.yaml")}
     beside[PREDICTIONS] = workspace / "models" / "parity" / PREDICTIONS
-    beside[REPORT] = write_report(workspace)
+    known = report is not None and report.is_of(gate["evidence_sha256"])
+    beside[REPORT] = report.path if report and known else write_report(workspace)
     return judged | beside
 
 

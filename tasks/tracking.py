@@ -13,7 +13,6 @@ a run belongs to: EDGELOOP_BUILD_ID, which `edgeloop build` sets; else the `dvc 
 else the stage is a build of its own.
 """
 
-import base64
 import contextlib
 import fcntl
 import json
@@ -260,27 +259,10 @@ def check_store(uri: str) -> None:
 
 def _server_trouble(uri: str) -> str:
     """Why a server cannot be used, without the user and password of its URI; empty when it answers."""
-    import http.client  # 40 ms that stages with the embedded store need not spend
-    import urllib.request
+    from tasks.http_probe import ask  # 40 ms that stages with the embedded store need not spend
 
-    try:
-        parts = urllib.parse.urlsplit(uri)
-        host = parts.netloc.rpartition("@")[2]
-        health = urllib.parse.urlunsplit((parts.scheme, host, f"{parts.path.rstrip('/')}/health", "", ""))
-        request = urllib.request.Request(health)  # noqa: S310  # http(s)
-        if parts.username is not None:
-            who = urllib.parse.unquote(f"{parts.username}:{parts.password or ''}").encode()
-            request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(who).decode()}")
-        urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S).close()  # noqa: S310  # as above
-    except (ValueError, http.client.InvalidURL):  # these quote what they could not read, passwords too
-        return (
-            "this address cannot be read; `#`, `/`, `?`, `@`, `%` and blanks in a password are written as %XX"
-        )
-    except http.client.HTTPException as error:
-        return f"what answers is no web server ({type(error).__name__})"
-    except OSError as error:
-        return str(error)
-    return ""
+    asked = ask(uri, "/health", timeout_s=_ANSWER_TIMEOUT_S)
+    return "" if asked.answer == "answers" else f"{asked.answer}: {asked.detail}"
 
 
 def _database_trouble(uri: str) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from fleet.device.errors import UserError
 from flows.doctor.finding import Finding
-from flows.doctor.http import Answer, Asked, ask
+from flows.servers import prefect_server
+from tasks.http_probe import Answer, Asked, ask
 from tasks.tracking import check_store, reading, shown, sqlite_file, tracking_uri
 
 _AWAY = "away: builds go on with a new one; models and reports are not in it"
@@ -172,9 +173,12 @@ _MLFLOW_STEPS: dict[Answer, str] = {
 def check_prefect(root: Path) -> Iterator[Finding]:
     """Whether Prefect's server answers, where builds are told to use one."""
     uri = os.environ.get("PREFECT_API_URL")
-    home = root / ".edgeloop" / "prefect"
     if not uri:
-        yield Finding(check="prefect", status="ok", found=f"no server: builds use Prefect's own, in {home}")
+        url, home = prefect_server.running(root), prefect_server.home(root)
+        found = (
+            f"{url}, in use now" if url else f"no server runs; what needs one starts it, its state in {home}"
+        )
+        yield Finding(check="prefect", status="ok", found=found)
         return
     key, basic = os.environ.get("PREFECT_API_KEY"), os.environ.get("PREFECT_API_AUTH_STRING")
     # Not /health, which answers whoever asks.

@@ -1,8 +1,9 @@
 """The process that keeps Prefect's server as long as anybody uses it.
 
-    python -m flows.servers.keeper FOLDER
+    python -m flows.servers.keeper FOLDER [PORT ...]
 
-FOLDER is Prefect's home. Two locks in it, which the kernel gives free however their holders end:
+Each PORT is promised to another server. FOLDER is Prefect's home. Two locks in it, which the kernel gives
+free however their holders end:
 
     server.lock   held by the keeper alone, so there is one server on the folder's database; the record of
                   where it answers is written into it, and counts only while the lock is held
@@ -19,7 +20,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -71,15 +72,20 @@ def environment(folder: Path, port: int) -> dict[str, str]:
     return ours | given | QUIET_TOOLS | fixed
 
 
-def keep(folder: Path) -> None:
-    """Keep the server until nobody uses it; returns at once when another keeper does."""
+def keep(folder: Path, avoid: Collection[int] = ()) -> None:
+    """Keep the server until nobody uses it; returns at once when another keeper does.
+
+    Args:
+        folder: Prefect's home.
+        avoid: Ports that are promised to other servers.
+    """
     with _server_lock(folder) as record, (folder / USERS).open("a") as users:
         if record is None:
             return
         port = _port_before(record)
         for _ in range(_RESTARTS):
             _write(record, {"port": port})
-            port = process.free_port(port, _USUAL_PORT, 0) or 0
+            port = process.free_port(port, _USUAL_PORT, 0, avoid=avoid) or 0
             server = _start(folder, port)
             try:
                 url = f"http://{process.HOST}:{port}"
@@ -154,7 +160,7 @@ def main() -> None:
     for ending in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(ending, lambda *_: sys.exit(0))
     try:
-        keep(Path(sys.argv[1]))
+        keep(Path(sys.argv[1]), [int(port) for port in sys.argv[2:]])
     except EdgeloopError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,15 @@ def home(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def in_use(folder: Path, meanwhile: Callable[[], object] = tuple) -> Iterator[PrefectServer]:
+def in_use(
+    folder: Path, meanwhile: Callable[[], object] = tuple, avoid: Collection[int] = ()
+) -> Iterator[PrefectServer]:
     """Use Prefect's server for the block; one is started when none runs, and ends after its last user.
 
     Args:
         folder: A workspace; its repository's state is served.
         meanwhile: Called while a server that had to be started comes up.
+        avoid: Ports that are promised to other servers.
 
     Raises:
         UserError: PREFECT_API_URL names a server that does not answer.
@@ -72,7 +75,7 @@ def in_use(folder: Path, meanwhile: Callable[[], object] = tuple) -> Iterator[Pr
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (state / keeper.USERS).open("a") as users:
         fcntl.flock(users, fcntl.LOCK_SH)  # waits while the last keeper puts things away
-        yield PrefectServer(url=ensure(folder, meanwhile), own=True)
+        yield PrefectServer(url=ensure(folder, meanwhile, avoid), own=True)
 
 
 def running(folder: Path) -> str | None:
@@ -81,7 +84,7 @@ def running(folder: Path) -> str | None:
     return str(record["url"]) if record else None
 
 
-def ensure(folder: Path, meanwhile: Callable[[], object] = tuple) -> str:
+def ensure(folder: Path, meanwhile: Callable[[], object] = tuple, avoid: Collection[int] = ()) -> str:
     """The address of the kept server, for who has it in use; started when nobody has, or when it has ended.
 
     Raises:
@@ -98,19 +101,19 @@ def ensure(folder: Path, meanwhile: Callable[[], object] = tuple) -> str:
         if not _is_kept(state) and (spawned is None or spawned.poll() is not None):
             if spawns == _SPAWNS:
                 break
-            spawned, spawns = _spawn(state), spawns + 1
+            spawned, spawns = _spawn(state, avoid), spawns + 1
             if spawns == 1:
                 meanwhile()
         time.sleep(_POLL_S)
     raise EngineError(f"Prefect's server could not be started; {state / keeper.LOG} says why")
 
 
-def _spawn(state: Path) -> "subprocess.Popen[bytes]":
+def _spawn(state: Path, avoid: Collection[int]) -> "subprocess.Popen[bytes]":
     code = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
     with (state / "keeper.log").open("wb") as log:
         # A session of its own: Ctrl-C here must not take the server from the others who use it.
         return subprocess.Popen(
-            [sys.executable, "-m", keeper.__name__, str(state)],
+            [sys.executable, "-m", keeper.__name__, str(state), *map(str, avoid)],
             env=dict(os.environ) | QUIET_TOOLS | {"PYTHONPATH": code},
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -1,7 +1,6 @@
 """A server as a child process: started on a port of the loopback, waited for, stopped with all it started."""
 
 import contextlib
-import http.client
 import os
 import signal
 import socket
@@ -9,14 +8,14 @@ import subprocess
 import sys
 import time
 import urllib.parse
-import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
 from fleet.device.errors import EngineError
 from flows.servers import tied
+from tasks.http_probe import ask
 
 HOST = "127.0.0.1"
 _STOP_LIMIT_S = 10.0
@@ -25,9 +24,14 @@ _POLL_S = 0.1
 Process = subprocess.Popen[bytes]
 
 
-def free_port(*wanted: int) -> int | None:
-    """The first of the wanted ports that can be listened on, 0 standing for any; None when none can."""
-    for port in wanted:
+def free_port(*wanted: int, avoid: Collection[int] = ()) -> int | None:
+    """The first of the wanted ports that can be listened on, 0 standing for any; None when none can.
+
+    Args:
+        wanted: In this order.
+        avoid: Promised to a server that does not listen yet.
+    """
+    for port in (port for port in wanted if port not in avoid):
         with contextlib.closing(socket.socket()) as probe, contextlib.suppress(OSError, OverflowError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, port))
@@ -47,11 +51,7 @@ def start(module: str, arguments: Sequence[str], env: Mapping[str, str], log: Pa
 
 def answers(url: str, timeout_s: float = 1.0) -> bool:
     """Whether a server says at this address that it is well."""
-    try:
-        urllib.request.urlopen(url, timeout=timeout_s).close()  # noqa: S310  # http(s), given by us
-    except (OSError, http.client.HTTPException):
-        return False
-    return True
+    return ask(url, "", timeout_s=timeout_s).answer == "answers"
 
 
 def _listens(server: Process, port: int) -> bool:

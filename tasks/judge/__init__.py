@@ -1,1 +1,1 @@
-"""What the gate is made of: checks, evidence, champion, waivers, table. `tasks.gate` puts them together."""
+"""What the gate is made of: checks, evidence, waivers, table. `tasks.gate` puts them together."""

@@ -242,5 +242,5 @@ def _unusable_record(path: Path, what: str) -> UserError:
         f"preprocess record {path}: {shown}",
         allowed='{"size_px": 1..4096} and, where the defaults are wrong, interpolation area or bilinear,'
         " color_order RGB or BGR, mean and std of three numbers, layout NCHW or NHWC, dtype float32",
-        next_step="correct the file given as --preprocess, or take the record `preprocess` of a model card",
+        next_step=f"correct {path}, or take the record `preprocess` of a model card",
     )

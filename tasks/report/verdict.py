@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from tasks.judge.check import refuses
 from tasks.report.evidence import Check, Evidence, Verdict
 from tasks.report.text import figures
 
@@ -90,14 +91,10 @@ def _lead(evidence: Evidence, counts: dict[Verdict, int]) -> str:
     return f"Yours to decide: {', '.join(questions)}."
 
 
-def rank(check: Check) -> int:
+def rank(check: Check) -> tuple[bool, int]:
     """Order of the checks, what refuses the build first: so does a required measurement that is not there."""
-    return 0 if refuses_unmeasured(check) else 1 + SEVERITY.index(check.verdict)
-
-
-def refuses_unmeasured(check: Check) -> bool:
-    """Whether a build is refused because this was not measured."""
-    return check.required and check.verdict == "not measured"
+    allowed = not refuses(check.verdict, required=check.required)
+    return allowed, SEVERITY.index(check.verdict)
 
 
 def _reasons(checks: Sequence[Check]) -> list[Reason]:

@@ -4,12 +4,14 @@ import base64
 import contextlib
 import hashlib
 import os
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
+from tasks.provenance import sha256_of
 from tasks.report.evidence import read_evidence
 from tasks.report.glossary import used_terms
 from tasks.report.sections import Page, page
@@ -17,6 +19,26 @@ from tasks.report.text import figures, printable, shorten, signed
 from tasks.stage import REPORTS, write_text
 
 RELEASE = REPORTS / "release.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A report as it was when it was written."""
+
+    path: Path
+    sha256: str
+    evidence_sha256: str
+    """Of the gate's verdict that it shows."""
+
+    @classmethod
+    def now(cls, path: Path, evidence_sha256: str) -> "Drawn":
+        """The report that lies there, just written of this evidence."""
+        return cls(path=path, sha256=sha256_of(path), evidence_sha256=evidence_sha256)
+
+    def is_of(self, evidence_sha256: str) -> bool:
+        """Whether it shows this evidence, and is what was written."""
+        same = self.evidence_sha256 == evidence_sha256
+        return same and self.path.is_file() and sha256_of(self.path) == self.sha256
 
 
 def write_report(workspace_folder: Path) -> Path:

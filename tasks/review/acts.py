@@ -9,17 +9,16 @@ from typing import Any
 from mlflow.exceptions import MlflowException
 
 from fleet.device.errors import EngineError, UserError
+from tasks.mlflow_file import registered_name, workspace_of
 from tasks.mlflow_store import Store
 from tasks.review.author import Author
 from tasks.review.decisions import Decision, decide
-from tasks.review.desk import Desk, model_name, open_desk
+from tasks.review.desk import Desk, open_desk
 from tasks.review.ledger import Draft, Entry, Ledger
 from tasks.review.reconcile import has_store, reconcile_desk
 from tasks.review.standing import State
 from tasks.tracking import check_store, shown, state_folder, tracking_uri
 from tasks.workspace import Workspace, workspaces
-
-_PREFIX = "edgeloop-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +149,7 @@ def act(repository: Path, decision: Decision, name: str, version: int, *, who: A
     except UserError as error:
         Ledger(state).append([replace(asked, action="refused", decision="", why=error.got)])
         raise
-    asked = replace(asked, name=model_name(workspace))
+    asked = replace(asked, name=registered_name(workspace.name))
     try:
         store = _open(repository)
     except UserError as error:
@@ -216,11 +215,11 @@ def _gone_meanwhile(desk: Desk, asked: Draft, error: MlflowException) -> UserErr
 def _workspace(repository: Path, name: str) -> Workspace:
     """The workspace of a registered model, which may be called by either name."""
     known = workspaces(repository)
-    found = known.get(name.removeprefix(_PREFIX))
+    found = known.get(workspace_of(name))
     if found is None:
         raise UserError(
             f"model {name!r}",
-            allowed=", ".join(_PREFIX + each for each in known),
+            allowed=", ".join(map(registered_name, known)),
             next_step="`edgeloop release list` shows what is registered",
         )
     return found

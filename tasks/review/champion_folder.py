@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from fleet.device.errors import UserError
-from tasks.review.release import Release, sha256_of
+from tasks.champion_files import FOLDER, PREDICTIONS, RECORD
+from tasks.provenance import sha256_of
+from tasks.review.release import Release
 from tasks.review.standing import CHAMPION, Standing
 from tasks.stage import read_json
-
-FOLDER = "champion"
-_RECORD, _PREDICTIONS = "champion.json", "predictions.parquet"
 
 
 def crown(workspace: Path, release: Release | None) -> None:
@@ -44,12 +43,12 @@ def is_crowned(workspace: Path, name: str, now: Standing) -> bool:
     if not now.crowns:
         return True
     try:
-        record = read_json(workspace / FOLDER / _RECORD)
+        record = read_json(workspace / FOLDER / RECORD)
         if version is None:
             return bool(record == {})
         decided = now.review(version).decided
         evidence = decided.evidence_sha256 if decided else ""
         same = (record["name"], record["version"], record["evidence_sha256"]) == (name, version, evidence)
-        return same and bool(record["predictions_sha256"] == sha256_of(workspace / FOLDER / _PREDICTIONS))
+        return same and bool(record["predictions_sha256"] == sha256_of(workspace / FOLDER / PREDICTIONS))
     except (UserError, OSError, KeyError, TypeError):
         return False

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
+from tasks.mlflow_file import Snapshot
 from tasks.review.author import Author
 from tasks.review.champion_folder import crown
 from tasks.review.desk import Desk
-from tasks.review.registry import Snapshot
 from tasks.review.release import ReleaseRefusedError
 from tasks.review.standing import CHAMPION, Standing
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tasks.mlflow_file import Snapshot, registered_name
 from tasks.mlflow_store import Store
 from tasks.review.author import Author
 from tasks.review.champion_folder import crown, is_crowned
 from tasks.review.ledger import Action, Draft, Entry, Ledger, Reading
-from tasks.review.registry import Snapshot, show, snapshot
+from tasks.review.registry import show, snapshot
 from tasks.review.release import Release, ReleaseRefusedError, fetch
 from tasks.review.standing import CHAMPION, MARK, Standing, demotion, heirs, promotion, standing
 from tasks.tracking import state_folder, tracking_uri
@@ -22,18 +23,13 @@ from tasks.workspace import Workspace
 EDGELOOP = Author(name="edgeloop", source="found by itself")
 
 
-def model_name(workspace: Workspace) -> str:
-    """The registered model of a workspace."""
-    return f"edgeloop-{workspace.name}"
-
-
 class Desk:
-    """The review of one workspace's model. Everything happens under the ledger's lock: see `desk`."""
+    """The review of one workspace's model. Everything happens under the ledger's lock: see `open_desk`."""
 
     def __init__(self, workspace: Workspace, ledger: Ledger, store: Store) -> None:
         """Use `open_desk`."""
         self.workspace, self.ledger, self.store = workspace, ledger, store
-        self.name = model_name(workspace)
+        self.name = registered_name(workspace.name)
         self.written: list[Entry] = []
         """What this desk added to the ledger."""
         self._seen: Snapshot | None = None

@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fleet.device.errors import UserError
+from tasks.mlflow_file import Snapshot, registered_name, snapshot
 from tasks.review.author import THROUGH_MLFLOW, Author, through_mlflow
 from tasks.review.champion_folder import is_crowned
 from tasks.review.ledger import Action, Draft, Entry, Ledger
-from tasks.review.registry import Difference, Snapshot, differences, is_shown, snapshot_of_file
+from tasks.review.registry import Difference, differences, is_shown
 from tasks.review.release import ReleaseRefusedError
 from tasks.review.standing import CANDIDATE, CHAMPION, standing
 from tasks.tracking import sqlite_file, state_folder, tracking_uri
@@ -44,14 +45,14 @@ def unreconciled(workspace: Workspace) -> bool:
     Only the embedded store's file can be read without MLflow; for any other the answer is yes.
     """
     uri = tracking_uri(workspace.path)
-    database, name = sqlite_file(uri), f"edgeloop-{workspace.name}"
+    database, name = sqlite_file(uri), registered_name(workspace.name)
     if database is None:
         return True
     if not has_store(uri):
         return False
     try:
         reading = Ledger(state_folder(workspace.path)).read()
-        now, shown = standing(reading.entries, name), snapshot_of_file(database, name)
+        now, shown = standing(reading.entries, name), snapshot(database, name)
     except (UserError, sqlite3.Error):  # what is wrong `reconcile` says
         return True
     begun = bool(now.asked or now.unpromoted) or not is_shown(now, shown, reading)

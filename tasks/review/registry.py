@@ -1,11 +1,9 @@
-"""A registered model as MLflow shows it: read through its client or from the embedded file, and set."""
+"""A registered model as MLflow's client shows it, held against the ledger, and set."""
 
-from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
+from tasks.mlflow_file import Snapshot, Version
 from tasks.review.ledger import Reading, full_mark, marked_sequence
 from tasks.review.standing import (
     CANDIDATE,
@@ -17,31 +15,11 @@ from tasks.review.standing import (
     expected_tags,
     model_state,
 )
-from tasks.tracking import reading as reading_file
 
 if TYPE_CHECKING:
     from tasks.mlflow_store import Store
 
 _PAGE = 200
-_DELETED = "Deleted_Internal"
-"""MLflow's stage of a version that was deleted; its row stays."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Version:
-    """A version as MLflow shows it."""
-
-    run_id: str
-    tags: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """A registered model as MLflow shows it; empty when there is none."""
-
-    versions: Mapping[int, Version] = field(default_factory=dict)
-    aliases: Mapping[str, int] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,35 +54,6 @@ def snapshot(store: "Store", name: str) -> Snapshot:
             break
     aliases = {alias: int(version) for alias, version in models[0].aliases.items()}
     return Snapshot(versions=versions, aliases=aliases, tags=dict(models[0].tags))
-
-
-def snapshot_of_file(database: Path, name: str) -> Snapshot:
-    """The model as the embedded store's file has it, without importing MLflow.
-
-    Raises:
-        sqlite3.Error: the file is not as MLflow 3.17 makes it, or another process holds it.
-    """
-    with reading_file(database) as connection:
-
-        def rows(question: str) -> list[Any]:
-            with closing(connection.execute(question, {"name": name, "deleted": _DELETED})) as cursor:
-                return cursor.fetchall()
-
-        live = "select version, run_id from model_versions where name = :name and current_stage != :deleted"
-        runs = {int(version): str(run_id or "") for version, run_id in rows(live)}
-        tags: dict[int, dict[str, str]] = {version: {} for version in runs}
-        for version, key, value in rows(
-            "select version, key, value from model_version_tags where name = :name"
-        ):
-            if int(version) in tags:
-                tags[int(version)][key] = value
-        aliases = rows("select alias, version from registered_model_aliases where name = :name")
-        own = rows("select key, value from registered_model_tags where name = :name")
-        return Snapshot(
-            versions={number: Version(run_id=runs[number], tags=tags[number]) for number in runs},
-            aliases={alias: int(version) for alias, version in aliases},
-            tags=dict(own),
-        )
 
 
 def differences(now: Standing, shown: Snapshot, reading: Reading) -> list[Difference]:

@@ -1,6 +1,5 @@
 """A release as it lies in MLflow: fetched, and held against the hashes that the gate and the ledger name."""
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -9,10 +8,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from fleet.device.errors import UserError
-from tasks.judge.check import refuses
+from tasks.champion_files import PREDICTIONS
 from tasks.judge.evidence import evidence_sha256
-from tasks.provenance import release_sha256
-from tasks.review.registry import Version
+from tasks.mlflow_file import Version
+from tasks.provenance import release_sha256, sha256_of
+from tasks.refusal import refusing
 from tasks.review.standing import Review
 from tasks.stage import read_json
 from tasks.tracking import check_store
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ARTIFACTS = "release"
 """Folder of a build's run that holds what is reviewed."""
-REPORT, PREDICTIONS = "release.html", "predictions.parquet"
+REPORT = "release.html"
 ATTACHED: Mapping[str, str] = {"report_sha256": REPORT, "predictions_sha256": PREDICTIONS}
 """Tag to artifact: files beside the evidence whose bytes a version vouches for too."""
 
@@ -64,11 +64,6 @@ def artifact_of(file: str) -> str:
         if file.startswith(prefix):
             return place + file.removeprefix(prefix)
     return file
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def fetch(store: "Store", name: str, number: int, *, version: Version, review: Review, into: Path) -> Release:
@@ -151,7 +146,7 @@ def _gate(folder: Path, what: str, version: Version) -> dict[str, Any]:
         raise _refused(f"{what}: artifact release/gate.json is missing")
     try:
         gate: dict[str, Any] = read_json(folder / "gate.json")
-        failed = [c["name"] for c in gate["checks"] if refuses(c["verdict"], required=c["required"])]
+        failed = [check["name"] for check in refusing(gate)]
         verdict, _ = gate["verdict"], (gate["evidence"].items(), gate["evidence_sha256"])
     except (UserError, KeyError, TypeError, AttributeError) as error:
         raise _refused(f"{what}: release/gate.json cannot be read ({type(error).__name__})") from error

@@ -5,6 +5,7 @@
 Both kinds take turns, so that they meet the same load.
 """
 
+import os
 import statistics
 import subprocess
 import sys
@@ -109,10 +110,10 @@ def main() -> None:
         {
             "title": "How far ten measurements of one model are apart",
             "command": "python tests/bench/repeatability.py",
-            "text": _TEXT,
+            "text": f"{_host(_loads(careful))} {_TEXT}",
             "conditions": conditions(
                 load_average_before=before,
-                load_during_protocol=_loads(careful),
+                load_during_protocol="{:.1f} to {:.1f}".format(*_loads(careful)),
                 engine=ENGINE_VERSION,
                 flags=_flags(careful),
             ),
@@ -130,9 +131,19 @@ def _ratio(large: Measurement, small: Measurement) -> float:
     return statistics.median(a / b for a, b in pairs)
 
 
-def _loads(careful: list[list[Measurement]]) -> str:
+def _loads(careful: list[list[Measurement]]) -> tuple[float, float]:
     loads = [m.load_avg_1min for measured in careful for m in measured]
-    return f"{min(loads):.1f} to {max(loads):.1f}"
+    return min(loads), max(loads)
+
+
+def _host(loads: tuple[float, float]) -> str:
+    """The first thing to know of the numbers: whether others worked on the machine, too."""
+    cores_count = os.cpu_count() or 1
+    busy = "busy with other work" if loads[0] > cores_count + 1 else "not busy with other work all the time"
+    return (
+        f"These numbers are of a host that was {busy}: load average {loads[0]:.1f} to {loads[1]:.1f} on"
+        f" {cores_count} cores."
+    )
 
 
 def _flags(careful: list[list[Measurement]]) -> str:

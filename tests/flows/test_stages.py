@@ -61,11 +61,13 @@ def test_a_store_that_is_stuck_is_waited_for_once(tmp_path, monkeypatch, capsys,
     """Before the version is made that links to the runs; one wait and one warning a build."""
     (tmp_path / ".dvc").mkdir()
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    gate = {"verdict": verdict, "checks": [], "evidence_sha256": "e"}
+    gate = {"verdict": verdict, "checks": [], "evidence": {}, "evidence_sha256": "e"}
     write_json(tmp_path / "reports" / "gate.json", gate)
     did = []
     monkeypatch.setattr(build, "wait_until_written", lambda folder, limit_s: bool(did.append("wait")))
-    register = SimpleNamespace(register=lambda w, build_id: did.append("register") or Registered("m", 1))
+    register = SimpleNamespace(
+        register=lambda w, build_id, report: did.append("register") or Registered("m", 1)
+    )
     monkeypatch.setitem(sys.modules, "tasks.register", register)
     nothing = stages.Plan(upstream={}, stale=frozenset(), always=frozenset())
     monkeypatch.setattr(stages, "plan", lambda workspace: nothing)

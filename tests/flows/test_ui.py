@@ -1,6 +1,7 @@
 """`edgeloop ui`: what it serves, that it leaves nothing behind, and the pages in a real browser."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -45,8 +46,8 @@ def _eventually(true: Callable[[], bool]) -> bool:
 class Ui:
     """`edgeloop ui` in a clone, up."""
 
-    def __init__(self, clone: Path) -> None:
-        self.port = _free_port()
+    def __init__(self, clone: Path, port: int | None = None) -> None:
+        self.port = port or _free_port()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "flows", "ui", "--port", str(self.port)],
             cwd=clone,
@@ -115,6 +116,20 @@ def test_a_taken_port_is_refused(tiny_build):
         done = edgeloop(tiny_build.clone, "ui", "--port", str(port))
     assert done.returncode == 2
     assert f"port {port}" in done.stderr
+
+
+def test_no_two_pages_want_one_port(tiny_build):
+    """A port asked for that the reports and Prefect had last is MLflow's; none of them fails for it."""
+    state, port = tiny_build.clone / ".edgeloop", _free_port()
+    (state / "ui.json").write_text(json.dumps({"mlflow": 5000, "reports": port}), encoding="utf-8")
+    (state / "prefect").mkdir(exist_ok=True)
+    (state / "prefect" / "server.lock").write_text(json.dumps({"port": port}), encoding="utf-8")
+    ui = Ui(tiny_build.clone, port)
+    pages = [f"http://127.0.0.1:{port}/", ui.links["flow runs"], ui.links["all"]]
+    for page, word in zip(pages, (b"MLflow", b"Prefect", b"tiny"), strict=True):
+        assert word in _get(page)
+    assert ui.end(signal.SIGTERM) == 0
+    assert ui.left() == []
 
 
 @pytest.mark.parametrize("victim", ["mlflow", "prefect_app", "keeper"])

@@ -116,6 +116,10 @@ def test_a_server_named_by_the_environment_is_used_or_said_to_be_missing(home, m
     with pytest.raises(UserError, match="does not answer") as raised, prefect_server.in_use(tmp_path):
         pass
     assert "s3cret" not in str(raised.value)
+    for wrong in ("prefect/api", "http://127.0.0.1:port/api", "http://[::1/api"):
+        monkeypatch.setenv("PREFECT_API_URL", wrong)
+        with pytest.raises(UserError, match="does not answer"), prefect_server.in_use(tmp_path):
+            pass
 
 
 def test_a_server_that_cannot_start_is_one_error(tmp_path):
@@ -209,19 +213,29 @@ def test_a_key_is_valid_and_its_workspaces_own():
     assert all(set(key) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for key in keys)
 
 
+def _check(name: str, verdict: str, **values) -> dict:
+    """A check of reports/gate.json."""
+    empty = {"measured": None, "threshold": None, "unit": "", "evidence": "", "required": True}
+    return empty | values | {"name": name, "verdict": verdict}
+
+
 def test_a_refusal_says_why_before_anything_else():
     """Verdict, reasons, variants; a bar in a name does not break the table."""
     gate = {
         "verdict": "fail",
         "checks": [
-            {"name": "a|b", "verdict": "fail", "measured": 0.4, "unit": "%", "threshold": 0.9},
-            {"name": "fine", "verdict": "pass", "measured": 1, "unit": "", "threshold": 1},
+            _check("a|b", "fail", measured=0.4, unit="%", threshold=0.9, evidence="parity.json"),
+            _check("needed", "not measured", evidence="no report speaks of it"),
+            _check("wished for", "not measured", evidence="no continuous run", required=False),
+            _check("fine", "pass", measured=1, threshold=1),
         ],
     }
     text = artifacts.result_markdown(artifacts.Result(gate=gate, variants=[], registered=None), ["here"])
     assert text.startswith("## Gate: fail")
-    assert r"| a\|b | 0.4 % | 0.9 |" in text
+    assert r"| a\|b | 0.4 %, threshold 0.9; parity.json |" in text
+    assert "| needed | not measured; no report speaks of it |" in text
     assert "fine" not in text
+    assert "wished for" not in text
     assert "Not registered." in text
     assert text.index("refused because") < text.index("variant")
 

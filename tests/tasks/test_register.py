@@ -11,10 +11,11 @@ from mlflow import MlflowClient
 from fleet.device.errors import UserError
 from tasks import register
 from tasks.gate import GateParams, gate
+from tasks.report.write import Drawn, write_report
 from tasks.review.acts import act
 from tasks.review.author import Author
 from tasks.review.ledger import Ledger
-from tasks.stage import load_params, write_json
+from tasks.stage import load_params, read_json, write_json
 from tasks.workspace import Workspace
 
 
@@ -126,11 +127,33 @@ def test_a_version_carries_all_it_is_reviewed_by(built, store):
 
 
 def test_a_refused_build_is_not_registered(built):
-    """The gate's verdict is read again here, and the failed check is named."""
-    check = {"name": "v: accuracy floor", "verdict": "fail"}
-    _edit(built.path / "reports" / "gate.json", verdict="fail", checks=[check])
-    with pytest.raises(UserError, match="v: accuracy floor"):
+    """The gate's verdict is read again here, and what refused is named: a missing measurement, too."""
+    values = {"unit": "", "required": True, "threshold": 0.9, "measured": 0.8, "evidence": "parity.json"}
+    checks = [
+        {"name": "v: accuracy floor", "verdict": "fail", **values},
+        {"name": "v: peak memory", "verdict": "not measured", **values},
+        {"name": "v: size", "verdict": "not measured", **values, "required": False},
+    ]
+    _edit(built.path / "reports" / "gate.json", verdict="fail", checks=checks)
+    with pytest.raises(UserError, match=r"v: accuracy floor: 0\.8, threshold 0\.9") as refused:
         register.verify_evidence(built.path)
+    assert "v: peak memory: not measured; parity.json" in refused.value.got
+    assert "v: size" not in refused.value.got
+
+
+def test_a_report_is_drawn_again_unless_it_is_of_this_evidence(built):
+    """What the build has just drawn is taken; of another verdict, or edited since, it is drawn anew."""
+    report = write_report(built.path)
+    evidence = read_json(built.path / "reports" / "gate.json")["evidence_sha256"]
+    ours = report.read_bytes()
+    report.write_text("known by its hash", encoding="utf-8")
+    drawn = Drawn.now(report, evidence)
+    assert register.release_files(built.path, drawn)["release.html"].read_text() == "known by its hash"
+    register.release_files(built.path, Drawn.now(report, "of another verdict"))
+    assert report.read_bytes() == ours
+    report.write_text("edited", encoding="utf-8")
+    register.release_files(built.path, drawn)
+    assert report.read_bytes() == ours
 
 
 def test_a_model_changed_after_the_gate_is_refused(built):

@@ -309,6 +309,7 @@ def _run(workspace: Path, limit_bytes: int | None = None) -> subprocess.Complete
 
 def test_the_command_writes_where_it_stands(copy):
     """`python -m tasks.report` in a workspace prints the file it wrote."""
+    (copy / "params.yaml").write_text("root: .\n", encoding="utf-8")
     done = _run(copy)
     assert (done.returncode, done.stdout) == (0, "reports/release.html\n"), done.stderr
     (copy / "reports/gate.json").write_text("{", encoding="utf-8")
@@ -320,6 +321,7 @@ def test_the_command_writes_where_it_stands(copy):
 
 def test_a_full_disk_costs_nothing(copy):
     """No room for the new report: one clear error, the old report stays, nothing else is left."""
+    (copy / "params.yaml").write_text("root: .\n", encoding="utf-8")
     before = write_report(copy).read_bytes()
     done = _run(copy, limit_bytes=20_000)
     assert done.returncode == 2, done.stderr

@@ -6,7 +6,7 @@ import pytest
 from review_room import MODEL
 
 from flows.cli import main
-from flows.release_cli import catch_up
+from flows.review import catch_up
 
 
 @pytest.fixture
@@ -42,6 +42,21 @@ def test_versions_are_listed_shown_and_decided(room, run):
     text = run("show", MODEL, "2")[1]
     assert f"evidence   {listed[2]['evidence_sha256']}" in text
     assert "approved, Ada (--by): good" in text
+
+
+def test_what_others_wrote_does_not_steer_the_terminal(room, run):
+    """Escapes and line breaks in a description, a tag or a name asked for are blanks; JSON has them whole."""
+    room.client.update_model_version(MODEL, "3", "first\x1b[2J\nsecond\x9b3m")
+    room.set_tag(3, build_id="b\x1b]0;title\x07\n  evidence   forged")
+    code, out, _ = run("show", MODEL, "3")
+    assert code == 0
+    assert all(letter.isprintable() or letter == "\n" for letter in out)
+    assert "\nfirst [2J\nsecond 3m\n" in out
+    assert "  built      b ]0;title    evidence   forged, commit" in out
+    assert json.loads(run("show", MODEL, "3", "--json")[1])["description"] == "first\x1b[2J\nsecond\x9b3m"
+    code, _, err = run("show", "x\x1b[2Jy", "3")
+    assert code == 2
+    assert "\x1b" not in err
 
 
 def test_a_tampered_ledger_is_named(room, run):

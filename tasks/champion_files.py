@@ -1,0 +1,6 @@
+"""What lies in a workspace's `champion/`. Named here, so that who only looks for it imports nothing heavy."""
+
+FOLDER = "champion"
+RECORD = "champion.json"
+PREDICTIONS = "predictions.parquet"
+"""As the stage parity writes them, below models/parity and beside the record."""
