@@ -152,11 +152,12 @@ def read_predictions(path: Path, labels: Sequence[str], variants: Sequence[str])
     twice = int(table["sha256"].duplicated().sum())
     numbers = table[wanted[1:]]
     whole = all(kind.kind == "i" for kind in numbers.dtypes)
+    lowest = [-1, *(0 for _ in variants)]  # a model always answers: -1 would count as the last class
     ranges = ", ".join(f"{name} {table[name].min()}..{table[name].max()}" for name in wanted[1:])
-    if twice or not whole or ((numbers >= len(labels)) | (numbers < -1)).any(axis=None):
+    if twice or not whole or ((numbers >= len(labels)) | (numbers < lowest)).any(axis=None):
         raise UserError(
             f"{path}: {twice} images twice; class indices {ranges}",
-            allowed=f"each image once, whole numbers from 0 to {len(labels) - 1}, -1 for no truth",
+            allowed=f"each image once, whole numbers from 0 to {len(labels) - 1}, -1 in `label` for no truth",
             next_step="`dvc repro --force parity`" if path.parent.name != FOLDER else _NEXT_STEP,
         )
     return table

@@ -209,7 +209,8 @@ def test_predictions_that_were_changed_are_refused(tmp_path):
     ("frame", "message"),
     [
         (table(a=(0, 3)), r"0\.\.0, .* 3\.\.3"),
-        (table(a=(0, -2)), r"-2\.\.-2"),
+        (table(a=(-2, 0)), r"label -2\.\.-2"),
+        (table(a=(-1, -1)), rf"{INT8} -1\.\.-1"),  # no truth there is, no answer there is not
         (pd.concat([table(a=(0, 0)), table(a=(0, 0))]), "1 images twice"),
         (table(a=(0, 0)).astype({INT8: "float32"}), "whole numbers"),
         (table(a=(0, 0)).drop(columns=INT8), INT8),
