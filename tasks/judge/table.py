@@ -74,8 +74,7 @@ def _grouped(checks: Iterable[Check], variants: set[str]) -> list[str]:
     groups: dict[tuple[object, ...], list[Check]] = {}
     for c in checks:
         variant, device, kind = _parts(c.name)
-        reason = c.note or c.evidence
-        reason = reason.replace(variant, "VARIANT") if variant else reason
+        reason = _of_any(c.note or c.evidence, variant)
         groups.setdefault((kind, device, reason, c.threshold, c.unit, c.bound), []).append(c)
     return [_line(group, variants) for group in groups.values()]
 
@@ -96,9 +95,12 @@ def _line(group: Sequence[Check], variants: set[str]) -> str:
         low, high = _shown(measured[0]), _shown(measured[-1])
         span = low if low == high else f"{low} to {high}"
         where = f"{span} {first.unit} {where}, threshold {_SIGN[first.bound]} {_shown(first.threshold)}"
-    return (
-        f"{_safe(head)}: {_safe(where)}; {_safe(reason.replace(variant, 'VARIANT') if variant else reason)}"
-    )
+    return f"{_safe(head)}: {_safe(where)}; {_safe(_of_any(reason, variant))}"
+
+
+def _of_any(reason: str, variant: str) -> str:
+    """A reason that names its variant, as one of all that share it."""
+    return reason.replace(variant, "VARIANT") if variant else reason
 
 
 def _parts(name: str) -> tuple[str, str, str]:
