@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fleet.device.errors import UserError
-from tasks.judge.paired import Paired
+from tasks.paired import Paired
 from tasks.stage import read_json, write_json
 from tasks.variants import Variant
 
@@ -192,13 +191,12 @@ class Comparison:
     @property
     def drop_pp(self) -> float:
         """Percentage points lost against the champion; negative where it is better now."""
-        return round(100 * self.paired.drop, 4)
+        return round(self.paired.drop_pp, 4)
 
     @property
     def interval_pp(self) -> tuple[float, float]:
         """95 % confidence interval on `drop_pp`."""
-        low, high = self.paired.drop_interval()
-        return round(100 * low, 4), round(100 * high, 4)
+        return round(self.paired.low_pp, 4), round(self.paired.high_pp, 4)
 
     def to_dict(self) -> dict[str, Any]:
         """What reports/gate.json holds: `champion` and `candidate` are shares of the class's n images."""
@@ -255,24 +253,15 @@ def compare(
         is_right = both["now"].to_numpy(np.int64) == common
         found[name] = Comparison(
             against=against,
-            paired=_count(was_right, is_right),
+            paired=Paired.of(was_right, is_right),
             test_count=int(usable.sum()),
             unknown_count=unknown_count,
             classes=tuple(
-                ClassChange(label=labels[c], paired=_count(was_right[common == c], is_right[common == c]))
+                ClassChange(label=labels[c], paired=Paired.of(was_right[common == c], is_right[common == c]))
                 for c in np.unique(common)
             ),
         )
     return found
-
-
-def _count(before: npt.NDArray[np.bool_], now: npt.NDArray[np.bool_]) -> Paired:
-    return Paired(
-        both=int((before & now).sum()),
-        lost=int((before & ~now).sum()),
-        gained=int((~before & now).sum()),
-        neither=int((~before & ~now).sum()),
-    )
 
 
 def records(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:

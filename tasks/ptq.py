@@ -11,7 +11,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,7 +26,7 @@ from tasks.mnn.ptq_tool import METHODS, layer_tensors, quantise
 from tasks.nn.calibrate import Observer
 from tasks.nn.qgraph import Plan
 from tasks.nn.quantized import QuantizedModel
-from tasks.paired import Drop
+from tasks.paired import Paired
 from tasks.stage import REPORTS, write_json
 from tasks.tool import RAW, print_json, tool
 
@@ -64,7 +64,7 @@ class Row:
     failure: str = ""
     """Why there is no such model; then there are no answers either."""
     answers: Answers | None = None
-    drop: Drop | None = None
+    drop: Paired | None = None
     """Against fp32; None for fp32 itself."""
     agreement: float | None = None
     """Share of the test images with fp32's prediction."""
@@ -88,8 +88,7 @@ class Row:
             "ops_count": self.answers.ops_count,
         }
         if self.drop is not None and self.agreement is not None:
-            of_drop = asdict(self.drop)
-            found |= {key: round(of_drop[key], 4) for key in ("drop_pp", "low_pp", "high_pp")}
+            found |= {key: round(getattr(self.drop, key), 4) for key in ("drop_pp", "low_pp", "high_pp")}
             found["agreement"] = self.agreement
         return found
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fleet.device.errors import UserError
 from tasks.nn.sensitivity import LayerCost, Trials
-from tasks.paired import Drop
+from tasks.paired import Paired
 from tasks.progress import track
 
 _MOST_SHARE = 0.5
@@ -18,9 +18,9 @@ class SkipList:
 
     layers: tuple[str, ...]
     """In order of execution; empty where the whole model is within the budget."""
-    before: Drop
+    before: Paired
     """Lost against float with every layer in int8."""
-    after: Drop
+    after: Paired
     """Lost with these layers left out."""
     tried_count: int
     """Models that were asked."""
@@ -42,7 +42,7 @@ def search(trials: Trials, ranked: Sequence[LayerCost], budget_pp: float) -> Ski
     """
     tried = 0
 
-    def loss(left_out: Sequence[str]) -> Drop:
+    def loss(left_out: Sequence[str]) -> Paired:
         nonlocal tried
         tried += 1
         return trials.drop(trials.floating, trials.ask(trials.deployed(left_out).graph))
