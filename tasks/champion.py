@@ -6,7 +6,6 @@
 The folder is tracked by git and a dependency of the gate: another champion is another verdict.
 """
 
-import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fleet.device.errors import UserError
 from tasks.paired import Paired
+from tasks.provenance import sha256_of
 from tasks.stage import read_json, write_json
 from tasks.variants import Variant
 
@@ -120,7 +120,7 @@ def read_champion(folder: Path) -> Champion | None:
         raise UserError(f"{path}: a label twice", allowed="each class once", next_step=_NEXT_STEP)
     for name in champion.variants:
         Variant.parse(name)
-    found = hashlib.sha256(predictions.read_bytes()).hexdigest() if predictions.is_file() else "no file"
+    found = sha256_of(predictions) if predictions.is_file() else "no file"
     if found != champion.predictions_sha256:
         raise UserError(
             f"{predictions}: {found}",

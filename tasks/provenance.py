@@ -87,19 +87,21 @@ def inputs_locked(workspace: Path) -> dict[str, StageInputs]:
     }
 
 
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, as hexadecimal digits."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def lock_sha256(workspace: Path) -> str:
     """SHA-256 of the workspace's dvc.lock, empty when there is none."""
     path = workspace / "dvc.lock"
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    return sha256_of(path) if path.is_file() else ""
 
 
 def release_sha256(models: Path) -> str:
     """One hash over all converted models and their cards: what a device would get."""
     files = sorted(path for path in models.glob("*/*") if path.is_file())
-    lines = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(models).as_posix()}"
-        for path in files
-    ]
+    lines = [f"{sha256_of(path)}  {path.relative_to(models).as_posix()}" for path in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

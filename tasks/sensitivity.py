@@ -8,7 +8,6 @@ Writes reports/sensitivity.{json,csv,svg}; prints the YAML for `quantize.skip` a
 """
 
 import argparse
-import hashlib
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from tasks.nn.calibrate import Observer
 from tasks.nn.sensitivity import LayerCost, Trials, layer_costs
 from tasks.nn.skip_search import SkipList, search
 from tasks.paired import Paired
+from tasks.provenance import sha256_of
 from tasks.sensitivity_files import write_csv, write_svg
 from tasks.stage import REPORTS, write_json
 from tasks.tool import RAW, print_json, tool
@@ -122,7 +122,7 @@ def report(
     certain = [cost.layer for cost in costs if cost.alone.low_pp > 0]
     whole = trials.drop(trials.floating, trials.ask(trials.deployed(()).graph))
     values: dict[str, Any] = {
-        "checkpoint_sha256": hashlib.sha256(start.path.read_bytes()).hexdigest(),
+        "checkpoint_sha256": sha256_of(start.path),
         "observer": observer,
         "n": len(trials.labels),
         "layers_count": len(costs),

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from tasks.judge.check import names_in
 from tasks.stage import read_json
 from tasks.variants import Variant
 
@@ -26,5 +27,5 @@ def variants(reports: Path) -> list[dict[str, Any]]:
             "agreement": parity[f"{name}/agreement"],
             "flags": benchmark[f"{name}/flags"].split(),
         }
-        for name in sorted({key.split("/")[0] for key in convert if "/" in key})
+        for name in names_in(convert)
     ]

@@ -97,6 +97,11 @@ def not_measured(name: str, why: str, *, required: bool = False) -> Check:
     )
 
 
+def names_in(report: Mapping[str, Any]) -> list[str]:
+    """The variants that a flat report speaks of, in keys `VARIANT/key`."""
+    return sorted({key.split("/")[0] for key in report if "/" in key})
+
+
 @dataclass(frozen=True, kw_only=True)
 class About:
     """What one report says about one variant."""

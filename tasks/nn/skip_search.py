@@ -22,8 +22,6 @@ class SkipList:
     """Lost against float with every layer in int8."""
     after: Paired
     """Lost with these layers left out."""
-    tried_count: int
-    """Models that were asked."""
 
 
 def search(trials: Trials, ranked: Sequence[LayerCost], budget_pp: float) -> SkipList:
@@ -40,11 +38,8 @@ def search(trials: Trials, ranked: Sequence[LayerCost], budget_pp: float) -> Ski
     Raises:
         UserError: half of the layers left out are not enough; says how near that came.
     """
-    tried = 0
 
     def loss(left_out: Sequence[str]) -> Paired:
-        nonlocal tried
-        tried += 1
         return trials.drop(trials.floating, trials.ask(trials.deployed(left_out).graph))
 
     before = after = nearest = loss(())
@@ -74,4 +69,4 @@ def search(trials: Trials, ranked: Sequence[LayerCost], budget_pp: float) -> Ski
         if (kept := loss(fewer)).drop_pp <= budget_pp:
             chosen, after = fewer, kept
     order = [name for name in trials.layers if name in chosen]
-    return SkipList(layers=tuple(order), before=before, after=after, tried_count=tried)
+    return SkipList(layers=tuple(order), before=before, after=after)
