@@ -234,10 +234,11 @@ def doctor(
 
 @app.command
 def ui(*, port: int | None = None) -> int:
-    """Show runs, models and reviews in the browser until Ctrl-C.
+    """Show runs, models, reviews, flow runs and reports in the browser until Ctrl-C.
 
     Args:
-        port: Port of the MLflow page on this machine. Default: 5000, or a free one when that is taken.
+        port: Port of the MLflow page on this machine. Default: the one it had last (5000 at first), or a free
+            one when that is taken.
     """
     from flows.ui import serve
 

@@ -6,7 +6,6 @@
 The folder is tracked by git and a dependency of the gate: another champion is another verdict.
 """
 
-import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fleet.device.errors import UserError
-from tasks.judge.paired import Paired
+from tasks.paired import Paired
+from tasks.provenance import sha256_of
 from tasks.stage import read_json, write_json
 from tasks.variants import Variant
 
@@ -121,7 +120,7 @@ def read_champion(folder: Path) -> Champion | None:
         raise UserError(f"{path}: a label twice", allowed="each class once", next_step=_NEXT_STEP)
     for name in champion.variants:
         Variant.parse(name)
-    found = hashlib.sha256(predictions.read_bytes()).hexdigest() if predictions.is_file() else "no file"
+    found = sha256_of(predictions) if predictions.is_file() else "no file"
     if found != champion.predictions_sha256:
         raise UserError(
             f"{predictions}: {found}",
@@ -152,11 +151,12 @@ def read_predictions(path: Path, labels: Sequence[str], variants: Sequence[str])
     twice = int(table["sha256"].duplicated().sum())
     numbers = table[wanted[1:]]
     whole = all(kind.kind == "i" for kind in numbers.dtypes)
+    lowest = [-1, *(0 for _ in variants)]  # a model always answers: -1 would count as the last class
     ranges = ", ".join(f"{name} {table[name].min()}..{table[name].max()}" for name in wanted[1:])
-    if twice or not whole or ((numbers >= len(labels)) | (numbers < -1)).any(axis=None):
+    if twice or not whole or ((numbers >= len(labels)) | (numbers < lowest)).any(axis=None):
         raise UserError(
             f"{path}: {twice} images twice; class indices {ranges}",
-            allowed=f"each image once, whole numbers from 0 to {len(labels) - 1}, -1 for no truth",
+            allowed=f"each image once, whole numbers from 0 to {len(labels) - 1}, -1 in `label` for no truth",
             next_step="`dvc repro --force parity`" if path.parent.name != FOLDER else _NEXT_STEP,
         )
     return table
@@ -191,13 +191,12 @@ class Comparison:
     @property
     def drop_pp(self) -> float:
         """Percentage points lost against the champion; negative where it is better now."""
-        return round(100 * self.paired.drop, 4)
+        return round(self.paired.drop_pp, 4)
 
     @property
     def interval_pp(self) -> tuple[float, float]:
         """95 % confidence interval on `drop_pp`."""
-        low, high = self.paired.drop_interval()
-        return round(100 * low, 4), round(100 * high, 4)
+        return round(self.paired.low_pp, 4), round(self.paired.high_pp, 4)
 
     def to_dict(self) -> dict[str, Any]:
         """What reports/gate.json holds: `champion` and `candidate` are shares of the class's n images."""
@@ -254,24 +253,15 @@ def compare(
         is_right = both["now"].to_numpy(np.int64) == common
         found[name] = Comparison(
             against=against,
-            paired=_count(was_right, is_right),
+            paired=Paired.of(was_right, is_right),
             test_count=int(usable.sum()),
             unknown_count=unknown_count,
             classes=tuple(
-                ClassChange(label=labels[c], paired=_count(was_right[common == c], is_right[common == c]))
+                ClassChange(label=labels[c], paired=Paired.of(was_right[common == c], is_right[common == c]))
                 for c in np.unique(common)
             ),
         )
     return found
-
-
-def _count(before: npt.NDArray[np.bool_], now: npt.NDArray[np.bool_]) -> Paired:
-    return Paired(
-        both=int((before & now).sum()),
-        lost=int((before & ~now).sum()),
-        gained=int((~before & now).sum()),
-        neither=int((~before & ~now).sum()),
-    )
 
 
 def records(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:

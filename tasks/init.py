@@ -1,6 +1,5 @@
 """`edgeloop init NAME DIR`: a workspace for someone's own images, with parameters that fit them."""
 
-import hashlib
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from tasks.data.listing import Listing
 from tasks.data.splits import CalibrationParams
 from tasks.gate import GateParams
 from tasks.prepare import FolderSource, TarSource, list_source
+from tasks.provenance import sha256_of
 from tasks.workspace import Workspace, workspaces
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
@@ -152,7 +152,7 @@ def _golden(root: Path) -> str:
     file = root / _GENERAL
     if not file.is_file():
         return ""
-    return _SAID_OF_GOLDEN.format(file=_GENERAL, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+    return _SAID_OF_GOLDEN.format(file=_GENERAL, sha256=sha256_of(file))
 
 
 # What suits photographs of things; text and digits must not be flipped.

@@ -18,7 +18,7 @@ from tasks.mnn.converter import Conversion
 from tasks.nn.calibrate import Observer, calibrate
 from tasks.nn.checkpoint import Checkpoint
 from tasks.nn.quantized import QuantizedModel
-from tasks.paired import Drop, paired_drop
+from tasks.paired import Paired
 from tasks.progress import track
 from tasks.quantize import QuantizeParams
 from tasks.stage import load_params
@@ -151,9 +151,9 @@ class Answers:
         """Share of the labelled images, 0..1."""
         return float(self.right.mean())
 
-    def drop_from(self, before: "Answers") -> Drop:
+    def drop_from(self, before: "Answers") -> Paired:
         """What is lost against another model on the same images."""
-        return paired_drop(before.right, self.right)
+        return Paired.of(before.right, self.right)
 
     def agreement(self, other: "Answers") -> float:
         """Share of all images with the same prediction, 0..1."""

@@ -11,7 +11,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,7 +26,7 @@ from tasks.mnn.ptq_tool import METHODS, layer_tensors, quantise
 from tasks.nn.calibrate import Observer
 from tasks.nn.qgraph import Plan
 from tasks.nn.quantized import QuantizedModel
-from tasks.paired import Drop
+from tasks.paired import Paired
 from tasks.stage import REPORTS, write_json
 from tasks.tool import RAW, print_json, tool
 
@@ -40,7 +40,7 @@ Source = Literal["scene", "noise", "train"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration:
+class CalibrationSet:
     """Images that scales are measured on."""
 
     name: str
@@ -64,7 +64,7 @@ class Row:
     failure: str = ""
     """Why there is no such model; then there are no answers either."""
     answers: Answers | None = None
-    drop: Drop | None = None
+    drop: Paired | None = None
     """Against fp32; None for fp32 itself."""
     agreement: float | None = None
     """Share of the test images with fp32's prediction."""
@@ -88,8 +88,7 @@ class Row:
             "ops_count": self.answers.ops_count,
         }
         if self.drop is not None and self.agreement is not None:
-            of_drop = asdict(self.drop)
-            found |= {key: round(of_drop[key], 4) for key in ("drop_pp", "low_pp", "high_pp")}
+            found |= {key: round(getattr(self.drop, key), 4) for key in ("drop_pp", "low_pp", "high_pp")}
             found["agreement"] = self.agreement
         return found
 
@@ -137,7 +136,7 @@ class Bench:
             self._row("qat", None, answers, len(self.plan.layers)),
         ]
 
-    def row(self, method: str, calibration: Calibration) -> Row:
+    def row(self, method: str, calibration: CalibrationSet) -> Row:
         """Quantise and measure; a method that fails has a row that says why."""
         try:
             with tempfile.TemporaryDirectory(prefix="edgeloop-ptq-") as folder:
@@ -156,7 +155,7 @@ class Bench:
             )
         return self._row(method, calibration, answers, layers_count)
 
-    def _make(self, method: str, calibration: Calibration, folder: Path) -> tuple[Path, int]:
+    def _make(self, method: str, calibration: CalibrationSet, folder: Path) -> tuple[Path, int]:
         """An int8 model, and how many of its layers are int8."""
         start = self.start
         if method in METHODS:
@@ -178,7 +177,7 @@ class Bench:
         conversion = to_engine(model, start.parent, folder)
         return conversion.path, len(conversion.audit.int8_layers)
 
-    def _row(self, method: str, calibration: Calibration | None, answers: Answers, layers: int) -> Row:
+    def _row(self, method: str, calibration: CalibrationSet | None, answers: Answers, layers: int) -> Row:
         return Row(
             method=method,
             calibration=calibration.name if calibration else "",
@@ -214,7 +213,7 @@ def compare(
         yield from (bench.row(method, calibration) for method in methods)
 
 
-def calibrations(start: Start, counts: Sequence[int]) -> Iterator[Calibration]:
+def calibrations(start: Start, counts: Sequence[int]) -> Iterator[CalibrationSet]:
     """The scene's images, the two bad cases beside them, then more of the scene's.
 
     The scene's are the split `calibration`, and where it is too small the split `val` without its labels: no
@@ -242,7 +241,7 @@ def _first(splits: Sequence[Split], count: int) -> Images:
     return np.concatenate(parts)
 
 
-def _checked(start: Start, source: Source, images: Images) -> Calibration:
+def _checked(start: Start, source: Source, images: Images) -> CalibrationSet:
     """Images with what the same checks say of them that `edgeloop convert` makes."""
     known = KnownImages.of(start.dataset.root, "this workspace")
     said = [
@@ -251,7 +250,7 @@ def _checked(start: Start, source: Source, images: Images) -> Calibration:
         f"only {len(images)} images" if len(images) < _ENOUGH_IMAGES else "",
     ]
     name = f"{source}-{len(images)}"
-    return Calibration(name=name, images=images, warning="; ".join(filter(None, said)))
+    return CalibrationSet(name=name, images=images, warning="; ".join(filter(None, said)))
 
 
 def _built(variant: str, where: str) -> Path:

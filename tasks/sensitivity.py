@@ -8,7 +8,6 @@ Writes reports/sensitivity.{json,csv,svg}; prints the YAML for `quantize.skip` a
 """
 
 import argparse
-import hashlib
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,7 +21,8 @@ from tasks.mnn.ptq_tool import layer_tensors
 from tasks.nn.calibrate import Observer
 from tasks.nn.sensitivity import LayerCost, Trials, layer_costs
 from tasks.nn.skip_search import SkipList, search
-from tasks.paired import Drop
+from tasks.paired import Paired
+from tasks.provenance import sha256_of
 from tasks.sensitivity_files import write_csv, write_svg
 from tasks.stage import REPORTS, write_json
 from tasks.tool import RAW, print_json, tool
@@ -36,8 +36,8 @@ _SHOWN = 12
 class InEngine:
     """A skip list measured on the test set, against the float model in the engine."""
 
-    before: Drop
-    after: Drop
+    before: Paired
+    after: Paired
     before_int8_ops_count: int
     after_int8_ops_count: int
     before_size_bytes: int
@@ -122,7 +122,7 @@ def report(
     certain = [cost.layer for cost in costs if cost.alone.low_pp > 0]
     whole = trials.drop(trials.floating, trials.ask(trials.deployed(()).graph))
     values: dict[str, Any] = {
-        "checkpoint_sha256": hashlib.sha256(start.path.read_bytes()).hexdigest(),
+        "checkpoint_sha256": sha256_of(start.path),
         "observer": observer,
         "n": len(trials.labels),
         "layers_count": len(costs),
@@ -154,7 +154,7 @@ def skip_yaml(rules: Sequence[str]) -> str:
     return "\n".join(["quantize:", "  skip:", *(f"    - {rule}" for rule in rules)])
 
 
-def _drop_values(prefix: str, drop: Drop) -> dict[str, float]:
+def _drop_values(prefix: str, drop: Paired) -> dict[str, float]:
     return {
         f"{prefix}_drop_pp": round(drop.drop_pp, 4),
         f"{prefix}_low_pp": round(drop.low_pp, 4),

@@ -40,7 +40,7 @@ def tool(name: str, *, as_json: bool = False) -> Iterator[None]:
     except EdgeloopError as error:
         _end(name, error, as_json=as_json)
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; nothing was written", file=sys.stderr)
+        _tell(name, "interrupted", INTERRUPTED, as_json=as_json)
         raise SystemExit(INTERRUPTED) from None
     except Exception as error:  # a bug, unless the disk is full: libraries call that by many names
         if full := disk_full(error, Path()):
@@ -60,7 +60,11 @@ def _as_ctrl_c(_number: int, _frame: object) -> NoReturn:
 
 
 def _end(name: str, error: EdgeloopError, *, as_json: bool) -> NoReturn:
-    print(f"{name}: {error}", file=sys.stderr)
-    if as_json:
-        print_json({"ok": False, "error": str(error), "exit_code": error.exit_code})
+    _tell(name, str(error), error.exit_code, as_json=as_json)
     raise SystemExit(error.exit_code) from error
+
+
+def _tell(name: str, what: str, exit_code: int, *, as_json: bool) -> None:
+    print(f"{name}: {what}", file=sys.stderr)
+    if as_json:
+        print_json({"ok": False, "error": what, "exit_code": exit_code})

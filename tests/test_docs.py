@@ -76,6 +76,33 @@ def test_commands_exist(document):
             pytest.fail(f"{document.name}: `{command}`: {error}")
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    """Files and pictures that a page links to, or names with their path, are in the repository."""
+    text = document.read_text(encoding="utf-8")
+    assert [link for link in _links(text) if not (document.parent / link).exists()] == []
+    assert [name for name in _named_pages(text) if not (ROOT / name).exists()] == []
+
+
+def _links(text: str) -> list[str]:
+    """Targets of links and pictures, those of HTML too, that are relative; without the place in the page."""
+    found = re.findall(r"\]\(<?([^)\s>]+)", text) + re.findall(r"\b(?:href|src)=\"([^\"]+)\"", text)
+    found += re.findall(r"^\[[^\]]+\]:\s*(\S+)", text, re.MULTILINE)
+    return [link.partition("#")[0] for link in found if not re.match(r"[a-z]+:|#", link)]
+
+
+def _named_pages(text: str) -> list[str]:
+    return re.findall(r"`(docs/[\w/.-]+\.\w+)`", text)
+
+
+def test_a_dead_link_would_be_found():
+    """The check itself: each way to write a link, and none that leads to the web or within the page."""
+    text = '[a](docs/a.md#b) ![p](<b.png>) <img src="c.png">, `docs/d.md`\n[e]: e.md\n'
+    text += "[w](https://example.org/x) [h](#here)"
+    assert _links(text) == ["docs/a.md", "b.png", "c.png", "e.md"]
+    assert _named_pages(text) == ["docs/d.md"]
+
+
 def test_a_wrong_command_would_be_found():
     """The check itself: a command that does not exist fails it."""
     text = "```sh\n$ edgeloop bild --preset digits\n```\nand `edgeloop build --presett x`"

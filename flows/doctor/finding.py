@@ -66,15 +66,12 @@ def in_child(name: str, module: str, *arguments: str, timeout_s: float) -> list[
         cwd=CODE,
         limits=Limits(memory_bytes=None),
     )
-    if ended.failure:
-        last = " ".join(ended.stderr.strip().splitlines()[-_LAST_LINES:]) or "it said nothing"
-        return [
-            Finding(
-                check=name, status="problem", found=f"the check {ended.failure}: {last}", next_step=REINSTALL
-            )
-        ]
     # Not simply the last line: native code may have left words that come out at the exit.
-    told = next(line for line in reversed(ended.stdout.splitlines()) if line.startswith(_MARK))
+    told = next((line for line in reversed(ended.stdout.splitlines()) if line.startswith(_MARK)), None)
+    if ended.failure or told is None:
+        last = " ".join(ended.stderr.strip().splitlines()[-_LAST_LINES:]) or "it said nothing"
+        how = ended.failure or "ended without a word of what it found"
+        return [Finding(check=name, status="problem", found=f"the check {how}: {last}", next_step=REINSTALL)]
     return [Finding(**record) for record in json.loads(told.removeprefix(_MARK))]
 
 

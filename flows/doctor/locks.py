@@ -2,16 +2,15 @@
 
 import fcntl
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fleet.lab.lock import lock_path
 from flows.doctor.finding import Finding
 from tasks.workspace import Workspace
 
 _LOCKS = Path("/proc/locks")
-_DEVICE = "edgeloop-device-local.lock"
 
 
 def check_locks(workspace: Workspace) -> Iterator[Finding]:
@@ -22,7 +21,7 @@ def check_locks(workspace: Workspace) -> Iterator[Finding]:
     root = workspace.repository
     folders = dict.fromkeys((root / ".edgeloop", workspace.path / ".edgeloop"))
     files = [path for folder in folders for path in sorted(folder.glob("*.lock"))]
-    files += [root / ".dvc" / "tmp" / "lock", Path(tempfile.gettempdir()) / _DEVICE]
+    files += [root / ".dvc" / "tmp" / "lock", lock_path("local")]
     held = [(path, owner) for path in files if (owner := _holder(path)) is not None]
     for path, owner in held:
         yield Finding(

@@ -1,6 +1,5 @@
 """The model that a preprocessing is held against: found, opened in a child first, its card weighed."""
 
-import hashlib
 import json
 import sys
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 from fleet.device.errors import EngineError, UserError
 from fleet.device.preprocess import Layout, Preprocess
 from fleet.lab.child import run_child
+from tasks.provenance import sha256_of
 from tasks.workspace import CODE, Workspace
 
 _OPEN_LIMIT_S = 120.0
@@ -163,7 +163,7 @@ def _card(path: Path) -> Card | None:
         return None
     except (OSError, ValueError) as error:
         return Card(path=place, preprocess=None, labels=None, doubt=f"it cannot be read: {error}")
-    return _read_card(place, record, hashlib.sha256(path.read_bytes()).hexdigest())
+    return _read_card(place, record, sha256_of(path))
 
 
 def _read_card(place: Path, record: Any, sha256: str) -> Card:

@@ -47,8 +47,8 @@ def examine(workspace: Workspace) -> list[Finding]:
             in_child, "workspace", "flows.doctor.workspace", *place, timeout_s=_STAGES_LIMIT_S
         )
         here = {name: guarded(name, check) for name, check in checks.items()}
-        here["engine phone-home"] += engine.result()
-        here["locks"] = stages.result() + here["locks"]
+        here["engine phone-home"] += guarded("engine", engine.result)
+        here["locks"] = guarded("workspace", stages.result) + here["locks"]
     return [finding for found in here.values() for finding in found]
 
 

@@ -35,7 +35,7 @@ def check_git(root: Path) -> Iterator[Finding]:
         check="git",
         status="warning" if dirty else "ok",
         found=f"{dirty} uncommitted changes" if dirty else "clean",
-        next_step="commit before a release: a release needs a clean commit" if dirty else "",
+        next_step="commit: a release registered now is tagged `-dirty`" if dirty else "",
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from fleet.device.errors import UserError
 from tasks.judge.check import refuses
+from tasks.provenance import sha256_of
 from tasks.stage import REPORTS
 
 _SINGLE = (
@@ -26,9 +27,7 @@ def evidence(workspace: Path, devices: Iterable[str]) -> dict[str, str]:
     files += [workspace / REPORTS / "benchmark" / f"{name}{end}" for name in devices for end in _OF_A_DEVICE]
     files += (workspace / "models" / "mnn").glob("*/*")
     return {
-        file.relative_to(workspace).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(files)
-        if file.is_file()
+        file.relative_to(workspace).as_posix(): sha256_of(file) for file in sorted(files) if file.is_file()
     }
 
 

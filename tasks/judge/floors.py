@@ -3,12 +3,10 @@
 import math
 from dataclasses import replace
 
+from fleet.lab.flags import WARNINGS
 from tasks.judge.check import About, Check, judged
 from tasks.judge.params import GateParams
 from tasks.variants import Variant
-
-_MEMORY_SHARE = 0.7
-"""A peak above this share of what the device has available is warned of."""
 
 
 def accuracy_checks(parity: About, params: GateParams) -> list[Check]:
@@ -123,12 +121,9 @@ def device_checks(device: str, bench: About, params: GateParams) -> list[Check]:
 
 
 def _memory_check(device: str, bench: About, params: GateParams) -> Check:
-    peak_mb, available_mb = bench.number("peak_memory_mb"), bench.number("available_memory_mb")
-    note = ""
-    if peak_mb is not None and available_mb is not None and peak_mb > _MEMORY_SHARE * available_mb:
-        note = (
-            f"warning: more than {_MEMORY_SHARE:.0%} of the {available_mb:.4g} MiB the device has available"
-        )
+    peak_mb = bench.number("peak_memory_mb")
+    warned = "memory" in (bench.text("warnings") or "").split()
+    note = f"warning: {WARNINGS['memory']}" if warned else ""
     return judged(
         f"{bench.variant} on {device}: peak memory",
         peak_mb,

@@ -9,6 +9,7 @@ from typing import Any
 from fleet.device.errors import UserError
 from tasks import champion as champions
 from tasks.champion import Champion, Comparison
+from tasks.report_keys import names_in
 from tasks.stage import REPORTS, read_json
 
 _MODELS = Path("models/mnn")
@@ -47,7 +48,7 @@ class Material:
     @property
     def variants(self) -> list[str]:
         """What is judged: all that the convert stage speaks of, and all that lies there."""
-        return sorted({key.split("/")[0] for key in self.convert if "/" in key} | set(self.models))
+        return sorted({*names_in(self.convert), *self.models})
 
 
 def read_material(workspace: Path, devices: Sequence[str]) -> Material:

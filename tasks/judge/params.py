@@ -43,6 +43,7 @@ class GateParams(Params):
     max_p99_ms: float = Field(default=100.0, gt=0)
     """Latency floors; compared with the upper confidence bound, not with the observed percentile."""
     max_peak_memory_mb: float = Field(default=120.0, gt=0)
+    """Most MiB the process may take while the model runs; MiB, as benchmark reports count them."""
     min_agreement: float = Field(default=0.99, ge=0, le=1)
     """Share of test images on which the engine must predict what the torch reference predicts."""
     devices: tuple[str, ...] = ("local",)

@@ -17,6 +17,7 @@ _COLUMNS = {
     "model size": "size",
 }
 """What is checked to the head of its column, in their order; those of devices follow."""
+_PARENT = re.compile(r" against \S+$")
 _ACCURACY, _CLASS = ": accuracy lost against the champion", ": class lost against the champion"
 
 
@@ -31,14 +32,15 @@ def markdown(verdict: str, checks: Sequence[Check], comparison: Mapping[str, Any
     by_verdict = {name: [c for c in checks if c.verdict == name] for name in BY_SEVERITY}
     head = ", ".join(f"{len(some)} {name}" for name, some in by_verdict.items() if some)
     absent = by_verdict["not measured"]
+    variants = {_parts(c.name)[0] for c in checks} - {""}
     noted = [c for c in checks if c.note and c.verdict in ("pass", "not measured")]
     parts = [
         f"**Gate: {verdict}** ({head})",
         *_rows("Refused", by_verdict["fail"]),
-        *_lines("Refused, because not measured", _by_reason(c for c in absent if c.refuses)),
+        *_lines("Refused, because not measured", _grouped((c for c in absent if c.refuses), variants)),
         *_rows("Waived", by_verdict["waived"]),
-        *_lines("Inconclusive", _by_reason(by_verdict["inconclusive"])),
-        *_lines("Not measured", _by_reason(c for c in absent if not c.refuses)),
+        *_lines("Inconclusive", _grouped(by_verdict["inconclusive"], variants)),
+        *_lines("Not measured", _grouped((c for c in absent if not c.refuses), variants)),
         *_lines("To be looked at", [f"{_safe(c.name)}: {_safe(c.note)}" for c in noted]),
         *_champion(comparison, {check.name: check for check in checks}),
         *_passed(by_verdict["pass"]),
@@ -62,13 +64,52 @@ def _lines(title: str, lines: Sequence[str]) -> list[str]:
     return [f"**{title}**\n\n" + "\n".join(f"- {line}" for line in lines)] if lines else []
 
 
-def _by_reason(checks: Iterable[Check]) -> list[str]:
-    """Checks that share their reason in one line, with what was measured nevertheless."""
-    by_reason: dict[str, list[str]] = {}
+def _grouped(checks: Iterable[Check], variants: set[str]) -> list[str]:
+    """One line a kind of check and reason: the range over the variants, and which these are.
+
+    Args:
+        checks: Of which many differ in nothing but the variant.
+        variants: All of the build, which a line need not list.
+    """
+    groups: dict[tuple[object, ...], list[Check]] = {}
     for c in checks:
-        value = "" if c.measured is None else f" {_pair(c)} {c.unit}"
-        by_reason.setdefault(c.note or c.evidence, []).append(c.name + value)
-    return [f"{_safe('; '.join(names))}: {_safe(why)}" for why, names in by_reason.items()]
+        variant, device, kind = _parts(c.name)
+        reason = _of_any(c.note or c.evidence, variant)
+        groups.setdefault((kind, device, reason, c.threshold, c.unit, c.bound), []).append(c)
+    return [_line(group, variants) for group in groups.values()]
+
+
+def _line(group: Sequence[Check], variants: set[str]) -> str:
+    """Checks that share all but variant and measured value, as one line."""
+    first = group[0]
+    variant, device, kind = _parts(first.name)
+    reason = first.note or first.evidence
+    if len(group) == 1:
+        value = "" if first.measured is None else f" {_pair(first)} {first.unit}"
+        return f"{_safe(first.name)}{value}: {_safe(reason)}"
+    about = {_parts(c.name)[0] for c in group}
+    where = f"in all {len(about)} variants" if about == variants else f"in {', '.join(sorted(about))}"
+    head = f"{kind}, on {device}" if device else kind
+    measured = sorted(c.measured for c in group if isinstance(c.measured, float | int))
+    if measured:
+        low, high = _shown(measured[0]), _shown(measured[-1])
+        span = low if low == high else f"{low} to {high}"
+        where = f"{span} {first.unit} {where}, threshold {_SIGN[first.bound]} {_shown(first.threshold)}"
+    return f"{_safe(head)}: {_safe(where)}; {_safe(_of_any(reason, variant))}"
+
+
+def _of_any(reason: str, variant: str) -> str:
+    """A reason that names its variant, as one of all that share it."""
+    return reason.replace(variant, "VARIANT") if variant else reason
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """Variant, device and kind that a check's name tells; the first two empty where it is of the build."""
+    about, of_variant, kind = name.partition(": ")
+    if not of_variant:
+        return "", "", name
+    variant, _, device = about.partition(" on ")
+    return variant, device, _PARENT.sub(" against its parent", kind)
 
 
 def _champion(comparison: Mapping[str, Any], checks: Mapping[str, Check]) -> list[str]:
@@ -94,11 +135,10 @@ def _passed(checks: Sequence[Check]) -> list[str]:
     cells: dict[str, dict[tuple[int, str], str]] = {}
     others = []
     for c in checks:
-        about, of_variant, kind = c.name.partition(": ")
-        if not of_variant:
+        variant, device, kind = _parts(c.name)
+        if not variant:
             others.append(f"{_safe(c.name)} {_pair(c)}")
         elif not c.name.endswith((_ACCURACY, _CLASS)):  # those stand in the table above
-            variant, _, device = about.partition(" on ")
             cells.setdefault(variant, {})[_column(kind, c.unit, device)] = _cell(c)
     columns = sorted({column for row in cells.values() for column in row})
     rows = [_row("passed", *(head for _, head in columns)), "|---" * (len(columns) + 1) + "|"]
@@ -108,7 +148,6 @@ def _passed(checks: Sequence[Check]) -> list[str]:
 
 def _column(kind: str, unit: str, device: str) -> tuple[int, str]:
     """Where the column stands, and its head."""
-    kind = re.sub(r" against \S+$", " against its parent", kind)
     head = _COLUMNS.get(kind, kind.removesuffix(", 99 % bound"))
     place = list(_COLUMNS).index(kind) if kind in _COLUMNS else len(_COLUMNS)
     with_unit = f"{head}, {unit}" if unit in ("MB", "MiB", "ms", "pp") else head

@@ -15,6 +15,7 @@ from fleet.device.preprocess import Layout, Preprocess
 from tasks.data.decode import Decoded, decode
 from tasks.mnn.calibration_checks import KnownImages, is_noise, noise_warning, overlap_warning
 from tasks.mnn.onnx_inputs import GraphInput, explicit_shapes
+from tasks.mnn.picture_folder import SUFFIXES
 from tasks.progress import track
 
 Array = npt.NDArray[Any]
@@ -27,7 +28,6 @@ FEWEST_DIFFERENT = 8
 _KEPT = 5  # every fifth image is kept for the proof
 _LOOK_PX, _LEAST_DIFFERENCE = 16, 2.0  # root mean square, of 255
 _LONGEST = 200  # characters of a user's file in a message
-_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".avif"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +145,11 @@ def open_calibration(
     Raises:
         UserError: no images, a model whose input is no picture, or images of a shape that it is not run at.
     """
-    files = tuple(sorted(f for f in folder.rglob("*") if f.suffix.lower() in _SUFFIXES and f.is_file()))
+    files = tuple(sorted(f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file()))
     if not files:
         raise UserError(
             f"calibration folder {folder} holds no images",
-            allowed=f"{RECOMMENDED_IMAGES} to 1000 real images ({', '.join(sorted(_SUFFIXES))})",
+            allowed=f"{RECOMMENDED_IMAGES} to 1000 real images ({', '.join(sorted(SUFFIXES))})",
             next_step="name a folder of images from the scene, neither trained on nor tested on",
         )
     name = inputs[0].name if inputs else ""

@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.mnn.preprocess_alternatives import CROPS, DECODERS, RESIZERS, Picture, Pipeline, Pixels
+from tasks.paired import Paired
 from tasks.progress import track
 
 Predict = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 """One model input -> logits [K]."""
-
-_Z_95 = 1.96
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,17 +138,9 @@ def change_of(asked: Asked, before: Pipeline, after: Pipeline) -> Change:
 
 
 def change_between(before_N: npt.NDArray[np.bool_], after_N: npt.NDArray[np.bool_]) -> Change:
-    """How a share changes over the same N pictures.
-
-    The interval is Agresti and Min's for paired proportions (Statistics in Medicine 24, 2005): half a picture
-    more in each cell of the table keeps it honest for few pictures and for no change at all.
-    """
-    n = len(before_N)
-    won, lost = int((after_N & ~before_N).sum()), int((before_N & ~after_N).sum())
-    b, c, m = won + 0.5, lost + 0.5, n + 2
-    centre, error = (b - c) / m, math.sqrt((b + c) - (b - c) ** 2 / m) / m
-    low, high = centre - _Z_95 * error, centre + _Z_95 * error
-    return Change(points=100 * (won - lost) / n, low=100 * max(-1.0, low), high=100 * min(1.0, high), n=n)
+    """How a share changes over the same N pictures."""
+    paired = Paired.of(before_N, after_N)
+    return Change(points=-paired.drop_pp, low=-paired.high_pp, high=-paired.low_pp, n=paired.n)
 
 
 def t_statistic(gain_N: npt.NDArray[np.float64]) -> float:

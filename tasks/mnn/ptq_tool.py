@@ -54,9 +54,6 @@ class ToolResult:
     """Layers that were to stay float and are int8 all the same."""
     int8_ops_count: int
     """Operators that computed in int8 in a run."""
-    scales_count: int
-    """Tensors that carry a scale."""
-    log: tuple[str, ...]
 
 
 def quantise(
@@ -101,18 +98,19 @@ def quantise(
         (folder / _CONFIG).write_text(
             json.dumps(_config(pictures, len(images), preprocess, method, names)), encoding="utf-8"
         )
-        made, lines = folder / "int8.mnn", _run_tool(onnx, folder, method, timeout_s)
+        made = folder / "int8.mnn"
+        _run_tool(onnx, folder, method, timeout_s)
         found = audit_tool(dump(made), plain, names, method)
         seen = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
         if not seen["int8_ops"]:
             raise EngineError(f"MNN's {method}: the model says int8 and no operator ran in int8")
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(made, out)
-    return ToolResult(path=out, int8_ops_count=seen["int8_ops"], log=tuple(lines), **found)
+    return ToolResult(path=out, int8_ops_count=seen["int8_ops"], **found)
 
 
-def _run_tool(onnx: Path, folder: Path, method: str, timeout_s: float) -> list[str]:
-    """Run the child in `folder`, which holds its configuration; what it said, line by line."""
+def _run_tool(onnx: Path, folder: Path, method: str, timeout_s: float) -> None:
+    """Run the child in `folder`, which holds its configuration, and listen to what it says."""
     files = [folder / name for name in ("float.mnn", "int8.mnn", _CONFIG, _RESULT)]
     argv = [sys.executable, "-P", str(_CHILD), str(onnx.resolve()), *map(str, files)]
     ended = run_child(argv, timeout_s=timeout_s, cwd=folder)
@@ -121,7 +119,6 @@ def _run_tool(onnx: Path, folder: Path, method: str, timeout_s: float) -> list[s
         raise EngineError(f"MNN's {method}: {ended.failure}", engine_said=_words(lines))
     if complaints := [line for line in lines if _FAILURE.search(line) and not _NAMES.search(line)]:
         raise EngineError(f"MNN's {method} complained", engine_said="; ".join(complaints))
-    return lines
 
 
 def audit_tool(
@@ -157,7 +154,6 @@ def audit_tool(
         "int8_layers": tuple(op.outputs[0] for op in int8),
         "float_layers": tuple(op.outputs[0] for op in layers if not op.int8),
         "not_skipped": tuple(ignored),
-        "scales_count": len(graph.scales),
     }
 
 

@@ -19,7 +19,7 @@ from tasks.nn.fakequant import ActivationQuantizer
 from tasks.nn.layer_error import layer_errors
 from tasks.nn.qgraph import QUANTIZERS
 from tasks.nn.quantized import QuantizedModel
-from tasks.paired import Drop, paired_drop
+from tasks.paired import Paired
 from tasks.progress import track
 
 Logits = npt.NDArray[np.float32]
@@ -37,7 +37,7 @@ class LayerCost:
     """1 is the most sensitive."""
     layer: str
     """Module name."""
-    alone: Drop
+    alone: Paired
     """Lost when it alone is quantised."""
     logits_snr_db: float
     """Signal over error of the logits then, in decibels; 200 where there is no error. Unlike accuracy it
@@ -46,7 +46,7 @@ class LayerCost:
     """Signal over error of the layer's own output."""
     cosine: float
     """Of the layer's output in float and quantised."""
-    given_back: Drop
+    given_back: Paired
     """Lost from "all but this layer in int8" to "all in int8": what leaving it out brings."""
 
 
@@ -113,9 +113,9 @@ class Trials:
         with torch.inference_mode():
             return np.concatenate([model(x).float().numpy() for x in torch.split(self.images, _BATCH)])
 
-    def drop(self, before: Logits, after: Logits) -> Drop:
+    def drop(self, before: Logits, after: Logits) -> Paired:
         """What is lost from one set of logits to another."""
-        return paired_drop(before.argmax(1) == self.labels, after.argmax(1) == self.labels)
+        return Paired.of(before.argmax(1) == self.labels, after.argmax(1) == self.labels)
 
     def errors(self) -> dict[str, tuple[float, float]]:
         """Of each layer's own output, quantised alone, on the calibration images: SNR in dB and cosine."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fleet.device.errors import UserError
 from tasks.nn.sensitivity import LayerCost, Trials
-from tasks.paired import Drop
+from tasks.paired import Paired
 from tasks.progress import track
 
 _MOST_SHARE = 0.5
@@ -18,12 +18,10 @@ class SkipList:
 
     layers: tuple[str, ...]
     """In order of execution; empty where the whole model is within the budget."""
-    before: Drop
+    before: Paired
     """Lost against float with every layer in int8."""
-    after: Drop
+    after: Paired
     """Lost with these layers left out."""
-    tried_count: int
-    """Models that were asked."""
 
 
 def search(trials: Trials, ranked: Sequence[LayerCost], budget_pp: float) -> SkipList:
@@ -40,11 +38,8 @@ def search(trials: Trials, ranked: Sequence[LayerCost], budget_pp: float) -> Ski
     Raises:
         UserError: half of the layers left out are not enough; says how near that came.
     """
-    tried = 0
 
-    def loss(left_out: Sequence[str]) -> Drop:
-        nonlocal tried
-        tried += 1
+    def loss(left_out: Sequence[str]) -> Paired:
         return trials.drop(trials.floating, trials.ask(trials.deployed(left_out).graph))
 
     before = after = nearest = loss(())
@@ -74,4 +69,4 @@ def search(trials: Trials, ranked: Sequence[LayerCost], budget_pp: float) -> Ski
         if (kept := loss(fewer)).drop_pp <= budget_pp:
             chosen, after = fewer, kept
     order = [name for name in trials.layers if name in chosen]
-    return SkipList(layers=tuple(order), before=before, after=after, tried_count=tried)
+    return SkipList(layers=tuple(order), before=before, after=after)

@@ -13,15 +13,15 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fleet.device.errors import UserError
+from tasks import champion as champions
 from tasks import provenance
 from tasks.data.dataset import PREPARED, Dataset
 from tasks.gate import require_judged
+from tasks.judge.check import Verdict
+from tasks.report_keys import names_in
 from tasks.stage import REPORTS, read_json
 from tasks.workspace import workspace_name
 
-Verdict = Literal["pass", "fail", "inconclusive", "not measured", "waived"]
-
-CHAMPION = Path("champion")
 LADDER_COLUMNS = (
     "ratio",
     "channels_removed_ratio",
@@ -146,7 +146,7 @@ class Report:
     @property
     def variants(self) -> list[str]:
         """The variants of its keys `VARIANT/key`."""
-        return sorted({key.split("/")[0] for key in self.entries if "/" in key})
+        return names_in(self.entries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,7 @@ def read_evidence(folder: Path) -> Evidence:
         for name in ("convert", "parity", "train", "prune", "quantize")
     }
     gate_values = _json(reports / "gate.json")
-    champion = _json(folder / CHAMPION / "champion.json")
+    champion = _json(folder / champions.FOLDER / champions.RECORD)
     return Evidence(
         workspace=workspace_name(folder.resolve()),
         gate=_parsed(Gate, reports / "gate.json", gate_values) if gate_values else None,
@@ -213,9 +213,11 @@ def read_evidence(folder: Path) -> Evidence:
         ladder=_csv(reports / "prune_ladder.csv", LADDER_COLUMNS),
         layer_errors=_csv(reports / "quantize_layers.csv", ERROR_COLUMNS, sparse=True),
         predictions=_parquet(folder / "models/parity/predictions.parquet", ("sha256", "label"), ("label",)),
-        champion=_parsed(Champion, folder / CHAMPION / "champion.json", champion) if champion else None,
+        champion=_parsed(Champion, folder / champions.FOLDER / champions.RECORD, champion)
+        if champion
+        else None,
         champion_predictions=_parquet(
-            folder / CHAMPION / "predictions.parquet", ("sha256", "label"), ("label",)
+            folder / champions.FOLDER / champions.PREDICTIONS, ("sha256", "label"), ("label",)
         ),
         dataset=Dataset.open(folder / PREPARED)
         if (folder / PREPARED / "manifest.parquet").is_file()

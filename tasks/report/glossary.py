@@ -13,10 +13,10 @@ _TERMS = (
     ("Champion", r"champion", "The release in use now; a new one has to hold its ground against it."),
     (
         "Confidence interval",
-        r"95 %",
+        r"95 %|interval",
         """The test set is a sample. In 95 of 100 such samples the interval holds the accuracy on all images
         of that kind (Clopper and Pearson, exact). All variants see the same images, so a difference between
-        two is surer than their intervals look.""",
+        two is surer than their intervals look; its own interval, paired, is Newcombe's (1998, method 10).""",
     ),
     ("Evidence hash", r"evidence", "One SHA-256 over all files the verdict rests on and over the verdict."),
     ("Flag", r"flags", "A mark that makes a latency invalid, such as a busy host."),

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from tasks.judge.check import refuses
-from tasks.report.evidence import Check, Evidence, Verdict
+from tasks.judge.check import BY_SEVERITY, Verdict, refuses
+from tasks.report.evidence import Check, Evidence
 from tasks.report.text import figures
 
-SEVERITY: tuple[Verdict, ...] = ("fail", "inconclusive", "not measured", "waived", "pass")
 _SHOWN_LINES = 2
 _SHOWN_REASONS = 5
 
@@ -54,7 +53,7 @@ def head(evidence: Evidence) -> Head:
             state="undecided", title="Not judged", lead=lead, reasons=(), rest_count=0, notes=(), counts=()
         )
     reasons = _reasons(gate.checks)
-    counts = {verdict: sum(check.verdict == verdict for check in gate.checks) for verdict in SEVERITY}
+    counts = {verdict: sum(check.verdict == verdict for check in gate.checks) for verdict in BY_SEVERITY}
     state, title = (
         ("refused", "Refused by the gate") if gate.verdict == "fail" else ("passed", "Passed the gate")
     )
@@ -94,7 +93,7 @@ def _lead(evidence: Evidence, counts: dict[Verdict, int]) -> str:
 def rank(check: Check) -> tuple[bool, int]:
     """Order of the checks, what refuses the build first: so does a required measurement that is not there."""
     allowed = not refuses(check.verdict, required=check.required)
-    return allowed, SEVERITY.index(check.verdict)
+    return allowed, BY_SEVERITY.index(check.verdict)
 
 
 def _reasons(checks: Sequence[Check]) -> list[Reason]:

@@ -11,7 +11,6 @@ from typing import Literal
 from tasks.review.ledger import Draft, Entry, Reading, full_mark
 
 State = Literal["pending", "approved", "rejected", "refused"]
-STATES: tuple[State, ...] = ("pending", "approved", "rejected", "refused")
 
 CHAMPION, PREVIOUS, CANDIDATE = "champion", "previous", "candidate"
 MARK = "ledger"

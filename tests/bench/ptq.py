@@ -29,18 +29,20 @@ TIMEOUT_S = 3600.0  # ADMM takes half a second an image on a busy core
 PTQ_TEXT = """\
 One float model a preset (30 % of its channels pruned), made int8 by each method on each calibration set,
 measured in the engine on the whole test set. `drop` is against the float model in the engine, with the 95 %
-interval of the paired difference; `agreement` is the share of test images with the float model's prediction;
-`qat` is the model that the build makes by training. KL, ADMM and EMA are MNN's own tool, the others set the
-scales of our fake-quant model. scene-N: N images of the calibration split and, where it has fewer, of the
-validation split without its labels; digits has 305 of both. noise and train are the bad cases that are warned
-about: random pixels, and images the model was trained on. The tool quantises every tensor, ours those the
-engine's rules reach from the listed convolutions; EMA does not read the list of layers to skip."""
+interval of the paired difference (Newcombe, method 10); `agreement` is the share of test images
+with the float model's prediction; `qat` is the model that the build makes by training. KL, ADMM and EMA are
+MNN's own tool, the others set the scales of our fake-quant model. scene-N: N images of the calibration split
+and, where it has fewer, of the validation split without its labels; digits has 305 of both. noise and train
+are the bad cases that are warned about: random pixels, and images the model was trained on. The tool
+quantises every tensor, ours those the engine's rules reach from the listed convolutions; EMA does not read
+the list of layers to skip."""
 
 SKIP_TEXT = f"""\
 Calibrated without training, then layers left float until the observed loss on the validation split is at most
 {BUDGET_PP} pp: the most sensitive first, ranked on its first {IMAGES} images (or all). `test` is measured in
 the engine with every layer in int8 and with the list, against the float model, with the 95 % interval of the
-paired difference. `certain layers`: those that lose anything for certain when quantised alone."""
+paired difference (Newcombe, method 10). `certain layers`: those that lose anything for certain when
+quantised alone."""
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from fleet.device.errors import EngineError, UserError
-from flows.doctor import engine, environment, locks, repository, services
+from fleet.lab import lock
+from flows.doctor import engine, environment, locks, report, repository, services
 from flows.doctor.finding import Finding, guarded, in_child
 from flows.doctor.table import print_findings
 from tasks.workspace import Workspace
@@ -56,6 +58,7 @@ def test_a_check_that_breaks_is_a_finding_and_keeps_what_it_found():
         ("import os; os.kill(os.getpid(), 11)", "crashed with SIGSEGV"),
         ("import no_such_package_at_all", "No module named 'no_such_package_at_all'"),
         ("import time; time.sleep(60)", "ran past its limit"),
+        ("print('hello')", "ended without a word of what it found"),
     ],
 )
 def test_a_check_that_crashes_or_hangs_takes_nobody_with_it(tmp_path, monkeypatch, body, words):
@@ -176,6 +179,28 @@ def test_a_held_lock_names_its_holder_and_a_left_file_does_not(tmp_path):
         assert finding.status == "warning"
         assert f"process {os.getpid()} " in finding.found
     assert of_train() == []
+
+
+def test_the_device_lock_is_looked_at_where_it_lies(tmp_path, monkeypatch):
+    """A measurement that runs is told, whatever this user's TMPDIR is."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(lock, "_SHARED", tmp_path / "shared")  # not the lock that a real measurement holds
+    (tmp_path / "shared").mkdir()
+    workspace = Workspace(name="digits", path=tmp_path, repository=tmp_path)
+    with lock.exclusive(lock.lock_path("local"), "this host"):
+        finding = only(f for f in locks.check_locks(workspace) if f.status == "warning")
+    assert finding.check == "lock edgeloop-device-local.lock"
+    assert str(tmp_path / "shared") in finding.found
+
+
+def test_children_that_cannot_start_take_no_other_finding_away(tmp_path, monkeypatch):
+    """No folder for what a child prints: two problems, and all that was looked at here is still said."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    found = report.examine(Workspace(name="digits", path=tmp_path, repository=tmp_path))
+    broken = {f.check for f in found if f.status == "problem" and "No such file or directory" in f.found}
+    assert {"engine", "workspace"} <= broken
+    assert {"python", "git", "locks"} <= {f.check for f in found}
 
 
 def test_dvc_entries_of_living_and_killed_processes(tmp_path):

@@ -49,6 +49,26 @@ def test_a_passed_build_has_every_threshold_beside_its_value(tmp_path):
     assert page[-1] == "Passed, too: classes of the champion that are gone 0 ≤ 0"
 
 
+def test_what_differs_in_nothing_but_the_variant_is_one_line(tmp_path):
+    """A noisy run of every variant is two lines, the range in each; of some variants those are named."""
+    built = GateWorkspace(path=tmp_path, champion=False)
+    for number, name in enumerate(VARIANTS):
+        built.bench |= {f"{name}/flags": "noisy", f"{name}/p95_bound_ms": 5.5 + number}
+    for name in VARIANTS[1:]:
+        built.parity.pop(f"{name}/agreement")
+    built.write().judge()
+    page = (tmp_path / "reports" / "gate.md").read_text(encoding="utf-8")
+    differ, p95, p99, *_ = [line for line in page.splitlines() if line.startswith("- ")]
+    assert p95 == (
+        "- P95 latency, 99 % bound, on local: 5.5 to 7.5 ms in all 3 variants, threshold ≤ 50; "
+        "latency invalid: noisy"
+    )
+    assert p99.startswith("- P99 latency, 99 % bound, on local: 2 ms in all 3 variants, threshold ≤ 100; lat")
+    some = ", ".join(VARIANTS[1:])
+    assert differ == f"- predictions that differ from torch: in {some}; parity.json VARIANT/agreement"
+    assert "- champion comparison: there is no champion: nothing has been released yet" in page.splitlines()
+
+
 def test_the_page_fits_into_the_description(tmp_path):
     """Five variants, every one of them refused or open in several ways: still whole in MLflow."""
     names = [f"mbv3s-p{percent}-{kind}-r224" for percent, kind in

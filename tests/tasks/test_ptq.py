@@ -236,8 +236,10 @@ def command_of(process: psutil.Process) -> str:
 def test_an_interrupted_comparison_leaves_nothing_behind(sent, workspace, tmp_path):
     """Exit code 130, MNN's tool ended with it, no half report, and the next run is not locked out."""
     place = _copy(workspace, tmp_path / "w")
-    command = [sys.executable, "-m", "tasks.ptq", "--methods", "ADMM", "--images", "100"]
-    process = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "tasks.ptq", "--methods", "ADMM", "--images", "100", "--json"]
+    process = subprocess.Popen(
+        command, cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     us, children = psutil.Process(process.pid), []
     deadline = time.monotonic() + 120
     while not children and time.monotonic() < deadline and process.poll() is None:
@@ -245,9 +247,10 @@ def test_an_interrupted_comparison_leaves_nothing_behind(sent, workspace, tmp_pa
         time.sleep(0.05)
     assert children
     process.send_signal(sent)
-    _, said = process.communicate(timeout=60)
+    printed, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted; nothing was written" in said
+    assert "ptq: interrupted\n" in said
+    assert last_document(printed) == {"ok": False, "error": "interrupted", "exit_code": 130}
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
     assert not (place / "reports").exists()

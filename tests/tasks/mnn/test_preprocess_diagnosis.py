@@ -355,13 +355,13 @@ def test_pictures_and_labels_must_match(pixels_and_labels):
 
 
 def test_the_interval_of_a_change_is_that_of_paired_proportions():
-    """30 of 100 won and 10 lost: Agresti and Min's formula by hand, wider than nothing without any change."""
-    one, two = np.zeros(100, bool), np.zeros(100, bool)
-    two[:30], one[30:40] = True, True
+    """59 + 16 of 161 right before and 59 + 6 after, the published table and its interval, turned around."""
+    one = np.array([True] * 59 + [False] * 6 + [True] * 16 + [False] * 80)
+    two = np.array([True] * 59 + [True] * 6 + [False] * 16 + [False] * 80)
     change = change_between(one, two)
-    assert change.points == pytest.approx(20)
-    # (30.5 - 10.5) / 102 = 0.19608, standard error sqrt(41 - 400 / 102) / 102 = 0.059695
-    assert (change.low, change.high) == pytest.approx((7.9075, 31.308), abs=0.01)
+    assert change.points == pytest.approx(100 * (6 - 16) / 161)
+    assert (change.low, change.high) == pytest.approx((-11.86, -0.46), abs=0.0051)
     still = change_between(one, one)
     assert still.points == 0
-    assert still.low == -still.high < -1
+    assert still.low == pytest.approx(-still.high)
+    assert still.low < -1
