@@ -18,7 +18,7 @@ from fleet.device.errors import EdgeloopError, UserError
 from fleet.lab.flags import FLAGS
 from flows.interrupt import as_ctrl_c, leave
 from flows.release_cli import release
-from flows.terminal import plain, plain_lines
+from tasks.terminal import plain, plain_lines
 from tasks.workspace import disk_full, find_workspace, repository, workspaces
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 
 from flows.review import print_found, quiet_mlflow
-from flows.terminal import plain, plain_lines
+from tasks.terminal import plain, plain_lines
 from tasks.workspace import repository
 
 if TYPE_CHECKING:

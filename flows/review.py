@@ -4,7 +4,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from flows.terminal import plain
+from tasks.terminal import plain
 from tasks.tracking import QUIET_TOOLS
 from tasks.workspace import Workspace
 

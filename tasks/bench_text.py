@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fleet.lab.flags import FLAGS, WARNINGS
 from tasks.bench import SLOWEST, BenchResult, Comparison, Measured
+from tasks.terminal import plain
 
 _LOG_WIDTH = 170
 _MARK = "*"
@@ -36,7 +37,7 @@ def print_result(result: BenchResult) -> None:
             console.print(_slowest(one, names[one.model]))
         for layer in one.layers:
             if layer.outlier:
-                console.print(f"  ! {layer.layer} takes {layer.why}", markup=False, soft_wrap=True)
+                console.print(f"  ! {plain(layer.layer)} takes {layer.why}", markup=False, soft_wrap=True)
 
 
 def short_names(models: Sequence[str]) -> dict[str, str]:
@@ -103,5 +104,5 @@ def _slowest(one: Measured, name: str) -> Table:
         column.justify = "right"
     for layer in sorted(one.layers, key=lambda layer: -layer.p50_ms)[:SLOWEST]:
         operator = layer.op_type + (" int8" if layer.int8 else "")
-        table.add_row(layer.layer, operator, _ms(layer.p50_ms), f"{layer.share:.0%}")
+        table.add_row(plain(layer.layer), operator, _ms(layer.p50_ms), f"{layer.share:.0%}")
     return table

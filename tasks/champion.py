@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fleet.device.errors import UserError
+from tasks.champion_files import FOLDER, PREDICTIONS, RECORD
 from tasks.paired import Paired
 from tasks.provenance import sha256_of
 from tasks.stage import read_json, write_json
@@ -24,8 +25,6 @@ from tasks.variants import Variant
 if TYPE_CHECKING:
     import pandas as pd  # half a second: only a comparison imports it
 
-FOLDER = "champion"
-RECORD, PREDICTIONS = "champion.json", "predictions.parquet"
 
 _NOT_VARIANTS = ("sha256", "label")
 _NEXT_STEP = "`git checkout champion` in the workspace, or approve the release again"

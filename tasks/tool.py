@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from fleet.device.errors import INTERRUPTED, EdgeloopError
 from tasks.stage import read_params
+from tasks.terminal import plain_lines
 from tasks.workspace import check_environment, disk_full, only_process
 
 RAW = argparse.RawDescriptionHelpFormatter
@@ -65,6 +66,6 @@ def _end(name: str, error: EdgeloopError, *, as_json: bool) -> NoReturn:
 
 
 def _tell(name: str, what: str, exit_code: int, *, as_json: bool) -> None:
-    print(f"{name}: {what}", file=sys.stderr)
+    print(plain_lines(f"{name}: {what}"), file=sys.stderr)
     if as_json:
         print_json({"ok": False, "error": what, "exit_code": exit_code})

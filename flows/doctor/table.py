@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from flows.doctor.finding import Finding
+from tasks.terminal import plain
 
 _NARROW = 90
 """Below this many columns a text beside its name would be a thin strip: it goes below."""
@@ -47,9 +48,9 @@ def terminal_width() -> int | None:
 
 
 def _texts(finding: Finding) -> Iterator[str]:
-    yield " ".join(finding.found.split("\n"))
+    yield plain(finding.found)
     if finding.next_step:
-        yield f"next: {finding.next_step}"
+        yield f"next: {plain(finding.next_step)}"
 
 
 def _wrapped(text: str, width: int | None, indent: int) -> list[str]:
@@ -68,5 +69,5 @@ def _wrapped(text: str, width: int | None, indent: int) -> list[str]:
 
 
 def _coloured(text: str, code: str) -> str:
-    plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ
-    return text if plain else f"\x1b[{code}m{text}\x1b[0m"
+    colourless = not sys.stdout.isatty() or "NO_COLOR" in os.environ
+    return text if colourless else f"\x1b[{code}m{text}\x1b[0m"

@@ -8,6 +8,7 @@ from typing import Any
 
 from fleet.device.errors import UserError
 from tasks import champion as champions
+from tasks import champion_files
 from tasks.champion import Champion, Comparison
 from tasks.report_keys import names_in
 from tasks.stage import REPORTS, read_json
@@ -71,10 +72,10 @@ def read_material(workspace: Path, devices: Sequence[str]) -> Material:
     labels = _labels(cards)
     parity = read_json(reports / "parity.json")
     now = champions.read_predictions(workspace / _PREDICTIONS, labels, _predicted(parity, models))
-    champion = champions.read_champion(workspace / champions.FOLDER)
+    champion = champions.read_champion(workspace / champion_files.FOLDER)
     comparisons: dict[str, Comparison] = {}
     if champion is not None:
-        path = workspace / champions.FOLDER / champions.PREDICTIONS
+        path = workspace / champion_files.FOLDER / champion_files.PREDICTIONS
         then = champions.read_predictions(path, champion.labels, list(champion.variants))
         comparisons = champions.compare(champion, then, labels, now)
     known = now[now["label"] >= 0]

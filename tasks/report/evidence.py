@@ -13,8 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fleet.device.errors import UserError
-from tasks import champion as champions
-from tasks import provenance
+from tasks import champion_files, provenance
 from tasks.data.dataset import PREPARED, Dataset
 from tasks.gate import require_judged
 from tasks.judge.check import Verdict
@@ -202,7 +201,7 @@ def read_evidence(folder: Path) -> Evidence:
         for name in ("convert", "parity", "train", "prune", "quantize")
     }
     gate_values = _json(reports / "gate.json")
-    champion = _json(folder / champions.FOLDER / champions.RECORD)
+    champion = _json(folder / champion_files.FOLDER / champion_files.RECORD)
     return Evidence(
         workspace=workspace_name(folder.resolve()),
         gate=_parsed(Gate, reports / "gate.json", gate_values) if gate_values else None,
@@ -213,11 +212,11 @@ def read_evidence(folder: Path) -> Evidence:
         ladder=_csv(reports / "prune_ladder.csv", LADDER_COLUMNS),
         layer_errors=_csv(reports / "quantize_layers.csv", ERROR_COLUMNS, sparse=True),
         predictions=_parquet(folder / "models/parity/predictions.parquet", ("sha256", "label"), ("label",)),
-        champion=_parsed(Champion, folder / champions.FOLDER / champions.RECORD, champion)
+        champion=_parsed(Champion, folder / champion_files.FOLDER / champion_files.RECORD, champion)
         if champion
         else None,
         champion_predictions=_parquet(
-            folder / champions.FOLDER / champions.PREDICTIONS, ("sha256", "label"), ("label",)
+            folder / champion_files.FOLDER / champion_files.PREDICTIONS, ("sha256", "label"), ("label",)
         ),
         dataset=Dataset.open(folder / PREPARED)
         if (folder / PREPARED / "manifest.parquet").is_file()
