@@ -29,7 +29,8 @@ def test_every_check_has_its_say():
     assert found["engine logger"].status == "ok"
     looked_at = {"python", "packages", "package files", "pip on PATH", "disk", "memory", "engine phone-home"}
     looked_at |= {"git", "writable", "dvc", "dvc cache", "workspace", "source images", "other workspaces"}
-    assert looked_at | {"locks", "undelivered", "mlflow", "prefect"} <= set(found)
+    assert looked_at | {"undelivered", "mlflow", "prefect"} <= set(found)
+    assert any(name.startswith("lock") for name in found)  # named one by one while a build or benchmark runs
 
 
 def test_json_output_is_one_document_and_the_code_follows_it(capsys):
@@ -161,5 +162,5 @@ def test_a_store_s_password_is_not_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:s3cret@db/runs")
     finding = next(services.check_mlflow(tmp_path))
     assert finding.status == "problem"  # its driver is no part of edgeloop
-    assert "psycopg2" in finding.found
+    assert "driver `psycopg" in finding.found
     assert "s3cret" not in finding.found + finding.next_step
