@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+_WRITTEN = tuple(f":(top,exclude,glob)**/{path}" for path in ("dvc.lock", "reports/**", "champion/**"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageInputs:
@@ -107,8 +109,18 @@ def release_sha256(models: Path) -> str:
 
 
 def git_commit(folder: Path) -> str:
-    """The commit checked out, with `-dirty` after it where tracked files differ; empty outside git."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """The commit checked out, with `-dirty` after it where tracked files differ; empty outside git.
+
+    What builds write themselves (dvc.lock, reports, the champion) makes none dirty: it follows from the rest.
+    """
+    head = _git(folder, "rev-parse", "HEAD")
+    changed = head and _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/", *_WRITTEN)
+    return f"{head}-dirty" if changed else head
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """What git prints; empty when it fails."""
+    command = ["git", "-C", str(folder), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 

@@ -30,7 +30,8 @@ def evaluate(material: Material, params: GateParams) -> list[Check]:
         checks += _floors(name, material, parity, params)
         if material.champion is not None:
             compared = _compared(name, material, name in proven)
-            checks += champion_checks(name, material.champion, compared, params)
+            digest = material.models.get(name, _NO_MODEL).sha256
+            checks += champion_checks(name, digest, material.champion, compared, params)
     if material.champion is None:
         checks.append(no_champion())
     else:

@@ -71,7 +71,9 @@ class _Alone(FloatRun):
             quantizer = self._outputs[str(target)]
             expected = quantizer.in_float(values)
             self._sums[str(target)].add(expected, quantizer(module(module.input_quantizer(args[0]))))
-            self.float_outputs[str(target)] = expected
+            self.float_outputs[str(target)] = (
+                expected.clone()
+            )  # the activation that follows may work in place
         return values
 
 

@@ -230,6 +230,23 @@ def test_few_images_cannot_tell_and_the_floors_decide(tmp_path):
     assert "fewer than 2000 images" in check["note"]
 
 
+def test_the_released_files_themselves_pass_on_few_images(tmp_path):
+    """As after an approval: few images and small classes leave no question about equal bytes."""
+    report = GateWorkspace(path=tmp_path, n=300, wrong_then=15, released=True).write().judge()
+    assert by_verdict(report, "inconclusive") == {}
+    check = by_verdict(report, "pass")[f"{INT8}: accuracy lost against the champion"]
+    assert check["note"] == "this is edgeloop-x version 3's own file"
+
+
+def test_equal_bytes_that_answer_otherwise_are_no_released_file(tmp_path):
+    """Predictions that differ for the same file prove that one of them is of something else: no pass."""
+    workspace = GateWorkspace(path=tmp_path, n=300, wrong_then=15, released=True)
+    workspace.gain(INT8, 0, 1)
+    assert f"{INT8}: accuracy lost against the champion" in by_verdict(
+        workspace.write().judge(), "inconclusive"
+    )
+
+
 def test_a_drop_beyond_all_doubt_is_refused_on_few_images(tmp_path):
     """400 images and 8 pp lost over all classes: the whole interval lies beyond the limit."""
     built = GateWorkspace(path=tmp_path, n=400, wrong_then=20)
