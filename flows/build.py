@@ -193,10 +193,18 @@ def _evidence(workspace: Workspace, uri: str) -> dict[str, str]:
     return {"evidence": gate["evidence_sha256"], "store_sha256": hashlib.sha256(uri.encode()).hexdigest()}
 
 
+def _read_receipt(path: Path) -> dict[str, Any]:
+    """What an earlier build noted of its registration; nothing where the note is missing or damaged."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return {**known, "registered": {key: known["registered"][key] for key in ("name", "version")}}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # registering finds the version by its bytes
+
+
 def _known_registration(workspace: Workspace, uri: str) -> dict[str, Any] | None:
     """Name and version of what an earlier build registered of this evidence, when the store still has it."""
-    receipt = _receipt(workspace)
-    known = read_json(receipt) if receipt.is_file() else {}
+    known = _read_receipt(_receipt(workspace))
     same = all(known.get(name) == value for name, value in _evidence(workspace, uri).items())
     return dict(known["registered"]) if same and _still_registered(uri, known["registered"]) else None
 
