@@ -156,7 +156,7 @@ def _capital(text: str) -> str:
 
 
 def _why(checks: Sequence[Check]) -> str:
-    """What the gate says beside the numbers, where it says the same of all of them: note, evidence or both."""
+    """What the gate says beside the numbers, where it says the same of all: note, evidence or both."""
     first = checks[0]
     if first.verdict == "waived":
         return first.note or first.evidence
