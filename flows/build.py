@@ -24,6 +24,7 @@ from flows.inputs import SectionCheck
 from flows.review import catch_up, quiet_mlflow
 from flows.servers.report_pages import REPORT
 from flows.walk import Steps, Walked, walk
+from tasks import champion_files
 from tasks.gate import require_judged
 from tasks.mlflow_file import version_exists
 from tasks.stage import read_json, write_json
@@ -56,12 +57,17 @@ class Built:
     registered: dict[str, Any] | None
     """Name and version, None when the gate refused."""
     ran: list[str]
-    """Stages that were due; for people, not in the JSON."""
+    """Stages that were due; for people, not in the JSON, like the next two."""
+    champion: dict[str, Any]
+    """champion/champion.json; empty when nothing has been released."""
+    comparison: dict[str, Any]
+    """Each variant against the champion's, as in reports/gate.json."""
 
     def to_json(self) -> str:
         """The JSON of the command line."""
         record = asdict(self)
-        del record["ran"]
+        for name in ("ran", "champion", "comparison"):
+            del record[name]
         return json.dumps(record, indent=1)
 
 
@@ -96,6 +102,8 @@ def build(workspace: Workspace) -> Built:
         gate={"verdict": done.gate["verdict"], "checks": done.gate["checks"]},
         registered=done.registered,
         ran=done.ran,
+        champion=read_json(workspace.path / champion_files.FOLDER / champion_files.RECORD),
+        comparison=done.gate.get("comparison", {}),
     )
 
 

@@ -7,25 +7,17 @@ import json
 import os
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
 from fleet.device.errors import EdgeloopError, UserError
-from fleet.lab.flags import FLAGS
 from flows.interrupt import as_ctrl_c, leave
 from flows.release_cli import release
 from tasks.terminal import plain, plain_lines
 from tasks.workspace import disk_full, find_workspace, repository, workspaces
-
-if TYPE_CHECKING:
-    from flows.build import Built
-
-_LOG_WIDTH = 140
-_MARK = "*"
 
 app = App(
     name="edgeloop",
@@ -65,13 +57,14 @@ def build(
         as_json: Print the result as JSON; everything else goes to stderr.
     """
     from flows.build import build as run_build
+    from flows.built_text import print_built
 
     workspace = find_workspace(preset)
     built = run_build(workspace)
     if as_json:
         print(built.to_json())
     else:
-        _print_built(built, os.path.relpath(workspace.path / "reports" / "release.html"))
+        print_built(built, os.path.relpath(workspace.path / "reports" / "release.html"))
     return 0 if built.gate["verdict"] == "pass" else 1
 
 
@@ -243,44 +236,6 @@ def ui(*, port: int | None = None) -> int:
     from flows.ui import serve
 
     return serve(find_workspace(None), port)
-
-
-def _print_built(built: "Built", report: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from tasks.refusal import refusing, what_was_found
-
-    table = Table("variant", "top-1", "size", "MACs", "P50", "P95", "P99", "parity", "agreement", box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for v in built.variants:
-        mark = _MARK if v["flags"] else ""
-        latency = [f"{v['latency_ms'][p]:.2f} ms{mark}" for p in ("p50", "p95", "p99")]
-        size, macs = f"{v['size_bytes'] / 1e6:.2f} MB", f"{v['macs'] / 1e6:.1f} M"
-        parity, agreement = f"{v['parity_max_rel_error']:.1e}", f"{v['agreement']:.2%}"
-        table.add_row(v["name"], f"{v['top1']:.2%}", size, macs, *latency, parity, agreement)
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _LOG_WIDTH)
-    console.print(table)
-    if flags := sorted({FLAGS.get(flag, flag) for v in built.variants for flag in v["flags"]}):
-        console.print(f"  {_MARK} latency to be taken with care: {'; '.join(flags)}")
-    verdicts = Counter(check["verdict"] for check in built.gate["checks"])
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
-    console.print(f"gate: [bold]{built.gate['verdict']}[/] ({counts})")
-    for check in refusing(built.gate):
-        text = plain(f"  {check['name']}: {what_was_found(check)}")
-        console.print(text, soft_wrap=True, markup=False)  # a class may be called `[b]`
-    if verdicts["inconclusive"]:
-        console.print("  inconclusive: the report says what a quieter host or more test images would tell")
-    if built.registered:
-        name, version = built.registered["name"], built.registered["version"]
-        console.print(
-            f"registered: {name} version {version}; `edgeloop release list` says what waits for review"
-        )
-    console.print(f"report: {report}", soft_wrap=True)
-    count = len(built.ran)
-    what = f"{count} {'stage was' if count == 1 else 'stages were'} due" if count else "nothing to do"
-    console.print(f"{what}, {built.seconds:.1f} s")
 
 
 def _keep_stdout_for_results() -> None:

@@ -1,15 +1,18 @@
 """`edgeloop release`: what waits for review, and the decisions on it. Imports nothing heavy until called."""
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
+from fleet.device.errors import UserError
 from flows.review import print_found, quiet_mlflow
+from tasks import champion_files
 from tasks.terminal import plain, plain_lines
-from tasks.workspace import repository
+from tasks.workspace import repository, workspaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,34 +73,40 @@ def show(name: str, version: int, *, as_json: AsJson = False) -> int:
 
 
 @release.command
-def approve(name: str, version: int, *, why: str, by: str | None = None) -> int:
+def approve(name: str, version: int, *, why: str | None = None, by: str | None = None) -> int:
     """Verify a version's artifacts and make it the champion.
 
     Args:
         name: The registered model, or its workspace.
         version: Its number.
-        why: The reason, in words.
+        why: The reason, in words; required.
         by: Who decides. Default: git's user, else the system's.
     """
     return _decide("approved", name, version, why, by)
 
 
 @release.command
-def reject(name: str, version: int, *, why: str, by: str | None = None) -> int:
+def reject(name: str, version: int, *, why: str | None = None, by: str | None = None) -> int:
     """Reject a version; an approved one loses its place, a champion to the one before.
 
     Args:
         name: The registered model, or its workspace.
         version: Its number.
-        why: The reason, in words.
+        why: The reason, in words; required.
         by: Who decides. Default: git's user, else the system's.
     """
     return _decide("rejected", name, version, why, by)
 
 
 def _decide(
-    decision: Literal["approved", "rejected"], name: str, version: int, why: str, by: str | None
+    decision: Literal["approved", "rejected"], name: str, version: int, why: str | None, by: str | None
 ) -> int:
+    if why is None:
+        raise UserError(
+            "no --why: --why TEXT is required",
+            allowed="the reason, in words",
+            next_step=f'say it: --why "..."; version {version} of {name} stays as it is',
+        )
     quiet_mlflow()
     from tasks.review.author import author, checked_text
 
@@ -108,14 +117,17 @@ def _decide(
     print_found(done.found)
     row = done.rows[0]
     print(f"{row.name} version {row.version}: {row.state} by {plain(who.name)} ({who.source})")
-    print(_standing(row))
+    print(f"aliases: {', '.join(row.aliases) or 'none'}")
+    if decision == "approved":
+        print(f"next: commit {_champion_folder(row.name)}; the next build is judged once more, against it")
     return 0
 
 
-def _standing(row: "Row") -> str:
-    if row.aliases:
-        return f"aliases: {', '.join(row.aliases)}"
-    return "aliases: none"
+def _champion_folder(name: str) -> str:
+    from tasks.mlflow_file import workspace_of
+
+    folder = workspaces(repository())[workspace_of(name)].path / champion_files.FOLDER
+    return plain(os.path.relpath(folder))
 
 
 def _print_rows(rows: "Iterable[Row]") -> None:

@@ -5,9 +5,14 @@ from typing import Any
 
 from tasks.judge.check import refuses
 
+_SHARE = "share of the test set"
+_DIGITS = 4
+
 
 def refusing(gate: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The checks that refused the build: those that failed, and measurements that are required and missing.
+
+    Those of one kind stand together, whatever variant they are about; the kinds keep the gate's order.
 
     Args:
         gate: reports/gate.json.
@@ -15,12 +20,38 @@ def refusing(gate: Mapping[str, Any]) -> list[dict[str, Any]]:
     Raises:
         KeyError, TypeError: it is not what the gate writes.
     """
-    return [c for c in gate["checks"] if refuses(c["verdict"], required=c["required"])]
+    found = [c for c in gate["checks"] if refuses(c["verdict"], required=c["required"])]
+    kinds = list(dict.fromkeys(_kind(c["name"]) for c in found))
+    return sorted(found, key=lambda c: kinds.index(_kind(c["name"])))
+
+
+def _kind(name: str) -> str:
+    """What is checked, as in `VARIANT on DEVICE: peak memory`; its parent's name is left out."""
+    subject, colon, kind = name.partition(": ")
+    kind = kind if colon else subject
+    return kind if kind.endswith(" the champion") else kind.partition(" against ")[0]
 
 
 def what_was_found(check: Mapping[str, Any]) -> str:
     """What a check that refused a build measured, against which threshold; or why nothing was measured."""
     if check["verdict"] == "not measured":
         return f"not measured; {check['evidence']}"
-    measured = f"{check['measured']} {check['unit']}".rstrip()
-    return f"{measured}, threshold {check['threshold']}; {check['evidence']}"
+    measured, threshold, unit = check["measured"], check["threshold"], check["unit"]
+    if unit == _SHARE and isinstance(measured, float | int) and isinstance(threshold, float | int):
+        was, limit = _figures(100 * measured, 100 * threshold)
+        return f"{was} % of the test set, threshold {limit} %; {check['evidence']}"
+    was, limit = _figures(measured, threshold)
+    return f"{f'{was} {unit}'.rstrip()}, threshold {limit}; {check['evidence']}"
+
+
+def _figures(measured: object, threshold: object) -> tuple[str, str]:
+    """Both with four significant digits, or as many more as it takes to tell them apart."""
+    for digits in range(_DIGITS, 17):
+        texts = _short(measured, digits), _short(threshold, digits)
+        if texts[0] != texts[1]:
+            return texts
+    return _short(measured, _DIGITS), _short(threshold, _DIGITS)
+
+
+def _short(value: object, digits: int) -> str:
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)

@@ -10,6 +10,7 @@ from tasks.report.text import figures
 
 _SHOWN_LINES = 2
 _SHOWN_REASONS = 5
+_LOST, _CHAMPION = "accuracy lost against ", "the champion"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,9 @@ def _kind(check: Check) -> str:
     """The name without its variant and device, as in `VARIANT on DEVICE: peak memory`."""
     subject, colon, kind = check.name.partition(": ")
     kind = (kind if colon else subject).removesuffix(", 99 % bound")
-    return kind.partition(" against ")[0] if kind.startswith("accuracy lost") else kind
+    if kind.startswith(_LOST) and kind != _LOST + _CHAMPION:  # has a limit of its own
+        return _LOST + "its parent"
+    return kind
 
 
 def _reason(checks: Sequence[Check], everything: set[str]) -> Reason:
@@ -153,19 +156,20 @@ def _capital(text: str) -> str:
 
 
 def _why(checks: Sequence[Check]) -> str:
-    """What the gate says beside the numbers, where it says the same of all of them."""
+    """What the gate says beside the numbers, where it says the same of all: note, evidence or both."""
     first = checks[0]
     if first.verdict == "waived":
         return first.note or first.evidence
-    said = {"; ".join(text for text in (check.note, check.evidence) if text) for check in checks}
-    return said.pop() if len(said) == 1 else ""
+    said = ({check.note for check in checks}, {check.evidence for check in checks})
+    return "; ".join(text for texts in said if len(texts) == 1 for text in texts if text)
 
 
 def _excess(check: Check) -> float:
-    """How far beyond its limit, as a share of it; floors and ceilings alike."""
+    """How far beyond its limit, as a share of it: negative within, for floors and ceilings alike."""
     if not isinstance(check.measured, float | int) or not isinstance(check.threshold, float | int):
         return 0.0
-    return abs(check.measured - check.threshold) / (abs(check.threshold) or 1.0)
+    beyond = check.measured - check.threshold
+    return (-beyond if check.bound == "at least" else beyond) / (abs(check.threshold) or 1.0)
 
 
 def _line(check: Check, *, alone: bool) -> str:

@@ -1,12 +1,14 @@
 """The command line: what it offers, how it refuses."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from clones import edgeloop
 
 from flows.build import Built
-from flows.cli import _print_built, main
+from flows.built_text import print_built
+from flows.cli import main
 
 
 @pytest.mark.parametrize(
@@ -41,12 +43,14 @@ def _built(*flags: str) -> Built:
     quiet |= {"parity_max_rel_error": 0.0, "agreement": 1.0}
     rows = [quiet, quiet | {"name": "marked", "flags": list(flags)}]
     gate = {"verdict": "pass", "checks": []}
-    return Built(preset="p", seconds=1.0, variants=rows, gate=gate, registered=None, ran=[])
+    return Built(
+        preset="p", seconds=1.0, variants=rows, gate=gate, registered=None, ran=[], champion={}, comparison={}
+    )
 
 
 def test_a_noisy_latency_is_marked_and_the_mark_explained(capsys):
     """A number from a busy host does not look like one from a quiet host; --json carries the flags."""
-    _print_built(_built("noisy"), "reports/release.html")
+    print_built(_built("noisy"), "reports/release.html")
     quiet, marked, legend = capsys.readouterr().out.splitlines()[1:4]
     assert "*" not in quiet
     assert marked.count(" ms*") == 3
@@ -57,14 +61,78 @@ def test_a_noisy_latency_is_marked_and_the_mark_explained(capsys):
 
 def test_a_latency_of_too_few_queries_says_so(capsys):
     """The other mark the benchmark sets."""
-    _print_built(_built("too_few_queries"), "reports/release.html")
+    print_built(_built("too_few_queries"), "reports/release.html")
     assert "with care: too few queries to bound its P99\n" in capsys.readouterr().out
 
 
 def test_without_flags_there_is_no_legend(capsys):
     """Nothing to explain, nothing explained."""
-    _print_built(_built(), "reports/release.html")
+    print_built(_built(), "reports/release.html")
     assert "*" not in capsys.readouterr().out
+
+
+def _lost(drop_pp: float, low_pp: float, high_pp: float) -> dict:
+    return {"against": "x", "n": 359, "drop_pp": drop_pp, "interval_pp": [low_pp, high_pp], "classes": []}
+
+
+def test_the_worst_against_the_champion_is_said_whatever_the_verdict(capsys):
+    """One line: which variant lost most, how sure that is, on how many images; not in the JSON."""
+    compared = {"p30-fp32": _lost(-0.2786, -1.1, 0.5), "p30-i8": _lost(0.5571, -0.6812, 2.0911)}
+    champion = {"name": "edgeloop-digits", "version": 1}
+    built = replace(_built(), champion=champion, comparison=compared)
+    line = "champion: edgeloop-digits version 1; most lost by p30-i8: +0.56 pp (-0.68 to +2.09), 359 images\n"
+    for verdict in ("pass", "fail"):
+        print_built(replace(built, gate={"verdict": verdict, "checks": []}), "reports/release.html")
+        assert line in capsys.readouterr().out
+    assert not {"champion", "comparison", "ran"} & set(json.loads(built.to_json()))
+    print_built(replace(built, comparison={}), "reports/release.html")
+    assert "champion" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("champion", "said"),
+    [
+        ({}, "; `edgeloop release list` says what waits for review"),
+        (
+            {"name": "edgeloop-digits", "version": 1},
+            "; `edgeloop release list` says what waits for review",
+        ),
+        ({"name": "edgeloop-digits", "version": 2}, ", the champion"),
+    ],
+)
+def test_an_approved_version_does_not_wait_for_review(champion, said, capsys):
+    """Only the very version that is the champion is called so."""
+    built = replace(_built(), registered={"name": "edgeloop-digits", "version": 2}, champion=champion)
+    print_built(built, "reports/release.html")
+    assert f"registered: edgeloop-digits version 2{said}\n" in capsys.readouterr().out
+
+
+def _failed(name: str, measured: float, threshold: float, unit: str) -> dict:
+    values = {"measured": measured, "threshold": threshold, "unit": unit, "evidence": "parity.json"}
+    return values | {"name": name, "verdict": "fail", "required": True}
+
+
+def test_refusals_are_readable_and_those_of_one_kind_stand_together(capsys):
+    """Shares as per cent, more digits where a missed limit needs them, kinds in the gate's order."""
+    share = "share of the test set"
+    checks = [
+        _failed("a: accuracy floor", 0.9442896935933147, 0.95, share),
+        _failed("a: accuracy lost against the champion", 0.557103, 0.5, "pp"),
+        _failed("a: accuracy lost against c", 1.5, 1.0, "pp"),
+        _failed("b: accuracy floor", 0.949999, 0.95, share),
+        _failed("b: accuracy lost against d", 1.25, 1.0, "pp"),
+        _failed("b: predictions that differ from torch", 12345, 4, "images"),
+    ]
+    print_built(replace(_built(), gate={"verdict": "fail", "checks": checks}), "reports/release.html")
+    refused = [line.strip() for line in capsys.readouterr().out.splitlines() if "threshold" in line]
+    assert refused == [
+        "a: accuracy floor: 94.43 % of the test set, threshold 95 %; parity.json",
+        "b: accuracy floor: 94.9999 % of the test set, threshold 95 %; parity.json",
+        "a: accuracy lost against the champion: 0.5571 pp, threshold 0.5; parity.json",
+        "a: accuracy lost against c: 1.5 pp, threshold 1; parity.json",
+        "b: accuracy lost against d: 1.25 pp, threshold 1; parity.json",
+        "b: predictions that differ from torch: 12345 images, threshold 4; parity.json",
+    ]
 
 
 def test_help_names_every_command(capsys):

@@ -15,10 +15,12 @@ import pytest
 from report_workspace import HOSTILE, VARIANTS, Spec, make_workspace
 
 from fleet.device.errors import UserError
+from tasks.judge.evidence import evidence_sha256
 from tasks.report import write_report
 from tasks.report.evidence import read_evidence
 from tasks.report.pairing import class_rows, most_confused, pair
 from tasks.report.rows import binomial_interval, headline, rows
+from tasks.stage import write_json
 
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7"}
@@ -79,6 +81,63 @@ def test_a_refused_build_is_reported_with_its_reason(tmp_path):
     assert "Nothing to approve" in first
     assert f"{VARIANTS[2]}: 0.8701 share of the test set" not in first  # the check has no unit
     assert first.index(f"{VARIANTS[2]}: 0.8701, at least 0.95") < first.index("latency invalid: noisy")
+
+
+FIVE = [f"mbv3s-{kind}-r48" for kind in ("p0-fp32", "p30-fp16", "p30-fp32", "p30-i8", "p30-w8")]
+FEW = "fewer than 2000 images in common, the floors decide"
+
+
+def _judged(name: str, verdict: str, measured: float, threshold: float, **rest: object) -> dict:
+    return {
+        "name": name, "verdict": verdict, "measured": measured, "threshold": threshold, "unit": "pp",
+        "n": 359, "bound": "at most", "evidence": "parity.json", "note": "", "required": True,
+    } | rest  # fmt: skip
+
+
+def _first_screen(folder: Path, *checks: dict) -> str:
+    verdict = "fail" if any(check["verdict"] == "fail" for check in checks) else "pass"
+    gate = {"verdict": verdict, "checks": checks, "evidence": {}, "comparison": {}}
+    write_json(folder / "reports/gate.json", gate | {"evidence_sha256": evidence_sha256(gate)})
+    text = Document(write_report(folder)).text
+    return text[: text.index("Variants")]
+
+
+def test_the_one_loss_over_its_limit_comes_first(tmp_path):
+    """Of five variants int8 alone lost more than allowed: it is the first line, with limit and reason."""
+    lost = dict(zip(FIVE, (0.0, 0.0, -0.2786, 0.5571, 0.0), strict=True))
+    checks = [
+        _judged(
+            f"{name}: accuracy lost against the champion", "inconclusive", pp, 0.5, note=FEW, required=False,
+            evidence=f"edgeloop-digits version 1, {name}, paired: 95 % interval {pp - 1:.2f} to 2.09 pp",
+        )
+        for name, pp in lost.items()
+    ]  # fmt: skip
+    text = _first_screen(tmp_path, *checks)
+    heading = "Accuracy lost against the champion inconclusive "
+    first = f"{FIVE[3]}: 0.5571 pp, at most 0.5 "
+    assert f"{heading}{first}{FIVE[0]}: 0 pp, at most 0.5 and 3 more {FEW}" in text
+
+
+def test_losses_to_the_champion_and_to_the_parent_are_told_apart(tmp_path):
+    """Each has its own limit and its own heading; the names of the parents do not part the second."""
+    text = _first_screen(
+        tmp_path,
+        _judged(f"{FIVE[3]}: accuracy lost against the champion", "fail", 0.9, 0.5),
+        _judged(f"{FIVE[3]}: accuracy lost against {FIVE[2]}", "fail", 1.2, 1.0),
+        _judged(f"{FIVE[2]}: accuracy lost against {FIVE[0]}", "fail", 1.6, 1.0),
+    )
+    assert f"Accuracy lost against the champion fail {FIVE[3]}: 0.9 pp, at most 0.5" in text
+    assert f"Accuracy lost against its parent fail {FIVE[2]}: 1.6 pp, at most 1 {FIVE[3]}: 1.2 pp" in text
+
+
+def test_the_lowest_below_a_floor_is_the_worst(tmp_path):
+    """A floor is missed from below: what lies above it is no excess."""
+    floors = [
+        _judged(f"{name}: accuracy floor", "inconclusive", top1, 0.9, unit="", bound="at least", note=FEW)
+        for name, top1 in zip(FIVE, (0.99, 0.895, 0.98, 0.85, 0.97), strict=True)
+    ]
+    text = _first_screen(tmp_path, *floors)
+    assert f"{FIVE[3]}: 0.85, at least 0.9 {FIVE[1]}: 0.895, at least 0.9 and 3 more" in text
 
 
 def test_the_same_evidence_gives_the_same_bytes(workspace, copy):

@@ -1,6 +1,7 @@
 """`edgeloop release` as programs and people read it."""
 
 import json
+import os
 
 import pytest
 from review_room import MODEL
@@ -42,6 +43,24 @@ def test_versions_are_listed_shown_and_decided(room, run):
     text = run("show", MODEL, "2")[1]
     assert f"evidence   {listed[2]['evidence_sha256']}" in text
     assert "approved, Ada (--by): good" in text
+
+
+def test_an_approval_says_what_comes_next(room, run):
+    """The champion's folder has to be committed: builds are judged against it. A rejection changes none."""
+    code, out, _ = run("approve", "tiny", "2", "--why", "good")
+    folder = os.path.relpath(room.workspace.path / "champion", room.repository)
+    assert (code, out.splitlines()[-2]) == (0, "aliases: champion")
+    assert out.splitlines()[-1] == f"next: commit {folder}; the next build is judged once more, against it"
+    assert "next:" not in run("reject", "tiny", "3", "--why", "bad")[1]
+
+
+def test_a_decision_without_a_reason_names_the_option(room, run):
+    """Nothing is decided without `--why`, and the refusal says what to type."""
+    for command in ("approve", "reject"):
+        code, _, err = run(command, "tiny", "2")
+        assert code == 2
+        assert "--why TEXT is required" in err
+    assert json.loads(run("list", "--json", "--state", "pending")[1])
 
 
 def test_what_others_wrote_does_not_steer_the_terminal(room, run):
