@@ -66,6 +66,7 @@ def register(workspace: Workspace, build_id: str, report: Drawn | None = None) -
     run_id = store.parent_run(workspace.name, build_id)
     with open_desk(workspace, store) as desk:
         reconcile_desk(desk)  # first: a version number may have been another's
+        desk.require_crowned()
         verify_evidence(workspace.path)  # again: that may have brought another champion than the gate's
         files = release_files(workspace.path, report)
         tags = release_tags(workspace, build_id, sha256) | attached_tags(files)

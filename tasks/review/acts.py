@@ -1,6 +1,7 @@
 """The acts of `edgeloop release`: list, show, approve, reject. Importing this module imports MLflow."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from tasks.review.desk import Desk, open_desk
 from tasks.review.ledger import Draft, Entry, Ledger
 from tasks.review.reconcile import has_store, reconcile_desk
 from tasks.review.standing import State
+from tasks.terminal import plain
 from tasks.tracking import check_store, shown, state_folder, tracking_uri
 from tasks.workspace import Workspace, workspaces
 
@@ -90,6 +92,7 @@ def rows(repository: Path) -> Done:
     for workspace in workspaces(repository).values():
         with _mlflow_answers(store.uri), open_desk(workspace, store) as desk:
             reconcile_desk(desk)
+            _say_trouble(desk)
             found += desk.written
             listed += _rows(desk)
     return Done(rows=tuple(listed), found=tuple(found))
@@ -105,6 +108,7 @@ def sheet(repository: Path, name: str, version: int) -> tuple[Sheet, Done]:
     store = _open(repository)
     with _mlflow_answers(store.uri), open_desk(workspace, store) as desk:
         reconcile_desk(desk)
+        _say_trouble(desk)
         reading, _, seen = desk.look()
         if version not in seen.versions:
             there = ", ".join(map(str, sorted(seen.versions))) or "none"
@@ -159,9 +163,16 @@ def act(repository: Path, decision: Decision, name: str, version: int, *, who: A
             reconcile_desk(desk)
             found = tuple(desk.written)
             decide(desk, decision, version, who, why)
+            _say_trouble(desk)
             return Done(rows=tuple(r for r in _rows(desk) if r.version == version), found=found)
         except MlflowException as error:
             raise _gone_meanwhile(desk, asked, error) from error
+
+
+def _say_trouble(desk: Desk) -> None:
+    """Name what is wrong with the champion beside the answer, which it does not keep from anybody."""
+    if desk.trouble is not None:
+        print(plain(f"edgeloop: {desk.trouble.got}; {desk.trouble.next_step}"), file=sys.stderr)
 
 
 def _open(repository: Path) -> Store:

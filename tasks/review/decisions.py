@@ -4,7 +4,7 @@ from typing import Literal
 
 from tasks.mlflow_file import Snapshot
 from tasks.review.author import Author
-from tasks.review.champion_folder import crown
+from tasks.review.champion_folder import crown, record_of
 from tasks.review.desk import Desk
 from tasks.review.release import ReleaseRefusedError
 from tasks.review.standing import CHAMPION, Standing
@@ -26,10 +26,11 @@ def decide(desk: Desk, decision: Decision, version: int, who: Author, why: str) 
         _require_possible(desk.name, decision, version, now, shown)
         if decision == "approved":
             with desk.fetched(version) as release:
+                record = record_of(release)  # before the ledger has it: an approved version can be champion
                 reason = desk.draft("approved", version, who, why)
                 desk.write([reason])
                 desk.promote(version, reason)
-                crown(desk.workspace.path, release)
+                crown(desk.workspace.path, record, release.predictions)
         else:
             reason = desk.draft("rejected", version, who, why)
             desk.write([reason, *desk.dethrone(version, reason)])

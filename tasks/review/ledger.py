@@ -180,8 +180,8 @@ class Ledger:
         return UserError(
             f"{self.path}, line {number} {what}",
             allowed="the lines as they were written",
-            next_step="bring the file back from a copy. Without one, move it away: what MLflow's tags say is "
-            "then verified and taken over into a new ledger",
+            next_step="bring the file back from a copy. Without one, move it away and `edgeloop build`: "
+            "a new ledger registers the build, which is then approved again",
         )
 
     def require_marked(self, mark: str, reading: Reading) -> None:

@@ -178,19 +178,21 @@ def test_a_rejection_in_mlflow_outlives_an_approval_that_was_cut_short(room):
     assert "champion" not in room.aliases
 
 
-def test_decisions_of_another_ledger_are_taken_over(room, copy_room):
-    """Without its ledger a repository believes what MLflow shows, verified: champion and history go on."""
+def test_of_another_ledger_only_rejections_are_taken_over(room, copy_room):
+    """Without its ledger a repository knows no registration: nothing is approved until it is built here."""
     room.approve(2, "good")
     room.reject(1, "bad")
     other = copy_room(room, "other")
     other.ledger.path.unlink()
-    assert other.states == {3: "pending", 2: "approved", 1: "rejected"}
-    assert other.aliases["champion"] == 2
+    assert other.states == {3: "pending", 2: "refused", 1: "rejected"}
+    assert "champion" not in other.aliases
     taken_over = [e for e in other.entries if e.action in ("approved", "rejected")]
     assert {(e.action, e.version, e.by, e.why) for e in taken_over} == {
-        ("approved", 2, "Ada", "good"),
         ("rejected", 1, "Ada", "bad"),
     }
+    other.ledger_registers(2)  # as a build does
+    other.approve(2)
+    assert other.aliases["champion"] == 2
 
 
 def test_a_ledger_that_lost_its_end_is_found_out(room):
