@@ -1,7 +1,9 @@
 """The champion of a workspace as its builds see it: the folder `champion/`, tracked by git."""
 
+import hashlib
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fleet.device.errors import UserError
 from tasks.champion_files import FOLDER, PREDICTIONS, RECORD
@@ -12,6 +14,15 @@ from tasks.stage import read_json
 
 if TYPE_CHECKING:
     from tasks.champion import Champion
+
+
+RECORD_SHA256 = "champion_sha256"
+"""Among the hashes of an approval in the ledger: the record that it made."""
+
+
+def record_sha256(record: Any) -> str:
+    """SHA-256 of what champion.json says, however it is laid out."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def crown(workspace: Path, champion: "Champion | None" = None, predictions: Path | None = None) -> None:
@@ -70,9 +81,16 @@ def is_crowned(workspace: Path, name: str, now: Standing) -> bool:
         record = read_json(workspace / FOLDER / RECORD)
         if version is None:
             return bool(record == {})
-        decided = now.review(version).decided
-        evidence = decided.evidence_sha256 if decided else ""
+        review = now.review(version)
+        evidence = review.decided.evidence_sha256 if review.decided else ""
         same = (record["name"], record["version"], record["evidence_sha256"]) == (name, version, evidence)
-        return same and bool(record["predictions_sha256"] == sha256_of(workspace / FOLDER / PREDICTIONS))
+        approved = review.decided.files.get(RECORD_SHA256) if review.decided else None
+        answered = review.registered.files.get("predictions_sha256") if review.registered else None
+        known = approved in (None, record_sha256(record)) and answered in (None, record["predictions_sha256"])
+        return (
+            same
+            and known
+            and bool(record["predictions_sha256"] == sha256_of(workspace / FOLDER / PREDICTIONS))
+        )
     except (UserError, OSError, KeyError, TypeError):
         return False

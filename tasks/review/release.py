@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 ARTIFACTS = "release"
 """Folder of a build's run that holds what is reviewed."""
 REPORT = "release.html"
-ATTACHED: Mapping[str, str] = {"report_sha256": REPORT, "predictions_sha256": PREDICTIONS}
+ATTACHED: Mapping[str, str] = {
+    "report_sha256": REPORT,
+    "predictions_sha256": PREDICTIONS,
+    "gate_table_sha256": "gate.md",
+    "params_sha256": "params.yaml",
+    "dvc_lock_sha256": "dvc.lock",
+}
 """Tag to artifact: files beside the evidence whose bytes a version vouches for too."""
 
 _ROOM_BYTES = 64 << 20
@@ -103,7 +109,8 @@ def fetch(store: "Store", name: str, number: int, *, version: Version, review: R
     if found["evidence_sha256"] != gate["evidence_sha256"]:
         raise _refused(f"{what}: release/gate.json was edited: its hash is another one")
     ledger = _registered_hashes(made)
-    for key in (*found, *ATTACHED):
+    needed = {"report_sha256", "predictions_sha256", *made.files}  # the others older ledgers do not have
+    for key in (*found, *(key for key in ATTACHED if key in needed)):
         told = {ledger.get(key), version.tags.get(key)} - {None}
         now = found.get(key) or _attached(folder, ATTACHED[key], what)
         if told != {now}:
@@ -111,14 +118,17 @@ def fetch(store: "Store", name: str, number: int, *, version: Version, review: R
                 f"{what}: {key} is {now}, but {' and '.join(map(str, told)) or 'nobody'} was registered"
             )
     _require_whole(folder, gate, what)
-    return Release(
-        name=name, version=number, folder=folder, git_commit=version.tags.get("git_commit", ""), **found
-    )
+    git_commit = made.origin.get("git_commit", version.tags.get("git_commit", ""))
+    return Release(name=name, version=number, folder=folder, git_commit=git_commit, **found)
 
 
 def _require_whole(folder: Path, gate: Mapping[str, Any], what: str) -> None:
-    """Every model is there with the card that names its bytes, and the gate judged both."""
+    """Every model is there with the card that names its bytes, the gate judged both, and nothing else is."""
     judged = {artifact_of(file) for file in gate["evidence"]}
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    extra = there - judged - {"gate.json", *ATTACHED.values()}
+    if extra:
+        raise _refused(f"{what}: nobody vouches for artifact release/{min(extra)}")
     models = sorted(path.name for path in (folder / "models").glob("*"))
     if not models or not gate["checks"]:
         raise _refused(f"{what}: release/gate.json judged no {'model' if gate['checks'] else 'check'}")
