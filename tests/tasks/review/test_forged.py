@@ -13,6 +13,7 @@ from fleet.device.errors import UserError
 from tasks.judge.evidence import evidence_sha256
 from tasks.provenance import release_sha256
 from tasks.review.reconcile import reconcile, unreconciled
+from tasks.review.release import ATTACHED
 
 
 def _register_by_hand(room: Room, folder: Path, tags: dict[str, str]) -> int:
@@ -67,7 +68,7 @@ def _judged_nothing(room: Room, tmp_path: Path) -> int:
     folder.mkdir()
     gate = {"verdict": "pass", "evidence": {}, "checks": [], "comparison": {}}
     gate["evidence_sha256"] = evidence_sha256(gate)
-    for name in ("predictions.parquet", "release.html"):
+    for name in ATTACHED.values():
         shutil.copy2(room.artifact(1, name), folder / name)
     (folder / "gate.json").write_text(json.dumps(gate), encoding="utf-8")
     tags = {
