@@ -23,6 +23,8 @@ class Version:
 
     run_id: str
     tags: Mapping[str, str]
+    source: str = ""
+    """Where who resolves the version finds its files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +53,39 @@ def snapshot(database: Path, name: str) -> Snapshot:
         sqlite3.Error: the file is not as MLflow makes it, or another process holds it.
     """
     model = {"name": name, "deleted": _DELETED}
-    live = "select version, run_id from model_versions where name = :name and current_stage != :deleted"
+    live = (
+        "select version, run_id, source, storage_location from model_versions"
+        " where name = :name and current_stage != :deleted"
+    )
     tagged = "select version, key, value from model_version_tags where name = :name"
     aliased = "select alias, version from registered_model_aliases where name = :name"
     own = "select key, value from registered_model_tags where name = :name"
     found = _rows(database, model, live, tagged, aliased, own)
-    runs = {int(version): str(run_id or "") for version, run_id in found[0]}
+    runs = {int(version): str(run_id or "") for version, run_id, *_ in found[0]}
+    sources = {  # MLflow follows the location where there is one, some clients the source
+        int(version): str(source or "") if location in (None, source) else f"{source}, {location}"
+        for version, _, source, location in found[0]
+    }
     tags: dict[int, dict[str, str]] = {version: {} for version in runs}
     for version, key, value in found[1]:
         if int(version) in tags:
             tags[int(version)][key] = value
     return Snapshot(
-        versions={number: Version(run_id=runs[number], tags=tags[number]) for number in runs},
+        versions={n: Version(run_id=runs[n], tags=tags[n], source=sources[n]) for n in runs},
         aliases={alias: int(version) for alias, version in found[2]},
         tags=dict(found[3]),
     )
+
+
+def artifact_uri(database: Path, run_id: str) -> str:
+    """Where a run keeps its artifacts; empty when there is no such run.
+
+    Raises:
+        sqlite3.Error: as for `snapshot`.
+    """
+    question = "select artifact_uri from runs where run_uuid = :run_id"
+    (found,) = _rows(database, {"run_id": run_id}, question)
+    return str(found[0][0] or "") if found else ""
 
 
 def version_exists(database: Path, name: str, version: int) -> bool:

@@ -38,6 +38,18 @@ from tasks.stage import read_json
 from tasks.tracking import state_folder, tracking_uri
 from tasks.workspace import Workspace
 
+_ORIGIN = (
+    "workspace",
+    "build_id",
+    "model_version",
+    "engine_version",
+    "config_version",
+    "monitor_version",
+    "variants",
+    "data_digest",
+    "git_commit",
+)
+"""Tags that nobody may set but the build; the ledger keeps them."""
 _DESCRIPTION_LIMIT = 4900  # MLflow keeps 5,000 characters
 
 
@@ -66,6 +78,7 @@ def register(workspace: Workspace, build_id: str, report: Drawn | None = None) -
     run_id = store.parent_run(workspace.name, build_id)
     with open_desk(workspace, store) as desk:
         reconcile_desk(desk)  # first: a version number may have been another's
+        desk.require_crowned()
         verify_evidence(workspace.path)  # again: that may have brought another champion than the gate's
         files = release_files(workspace.path, report)
         tags = release_tags(workspace, build_id, sha256) | attached_tags(files)
@@ -74,7 +87,7 @@ def register(workspace: Workspace, build_id: str, report: Drawn | None = None) -
         if version is None:
             version = _create(store, desk.name, run_id, files=files, tags=tags)
             desk.look_again()
-        _record(desk, version, author(workspace.path, None))
+        _record(desk, version, author(workspace.path, None), tags)
         desk.settle()
     return Registration(name=desk.name, version=version)
 
@@ -88,14 +101,23 @@ def _released(desk: Desk, sha256: str) -> int | None:
     return champion if shown.versions[champion].tags.get("release_sha256") == sha256 else None
 
 
-def _record(desk: Desk, version: int, who: Author) -> None:
-    """Write to the ledger that a version is there, once, and that it is the candidate while it waits."""
+def _record(desk: Desk, version: int, who: Author, tags: Mapping[str, str]) -> None:
+    """Write to the ledger that a version is there, once, and that it is the candidate while it waits.
+
+    Args:
+        desk: Of the model.
+        version: Created, or found with the same bytes.
+        who: Builds.
+        tags: Of this build. What MLflow shows of a version that was found may be another's.
+    """
     _, now, shown = desk.look()
     review, drafts, why = now.review(version), [], "registered by a build"
     if review.registered is None:
-        tags = shown.versions[version].tags
-        attached = {key: tags[key] for key in ATTACHED if key in tags}
-        drafts.append(replace(desk.draft("registered", version, who, why), files=attached))
+        theirs = shown.versions[version].tags
+        told = tags if theirs.get("evidence_sha256") == tags["evidence_sha256"] else theirs
+        files = {key: told[key] for key in ATTACHED if told.get(key)}
+        origin = {key: told[key] for key in _ORIGIN if told.get(key)}
+        drafts.append(replace(desk.draft("registered", version, who, why), files=files, origin=origin))
     if review.state in ("pending", "refused") and now.aliases.get(CANDIDATE) != version:
         drafts.append(replace(desk.draft("alias", version, who, why), alias=CANDIDATE))
     desk.write(drafts)

@@ -1,6 +1,7 @@
 """The acts of `edgeloop release`: list, show, approve, reject. Importing this module imports MLflow."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from tasks.review.decisions import Decision, decide
 from tasks.review.desk import Desk, open_desk
 from tasks.review.ledger import Draft, Entry, Ledger
 from tasks.review.reconcile import has_store, reconcile_desk
+from tasks.review.release import ReleaseRefusedError
 from tasks.review.standing import State
+from tasks.terminal import plain
 from tasks.tracking import check_store, shown, state_folder, tracking_uri
 from tasks.workspace import Workspace, workspaces
 
@@ -47,7 +50,7 @@ class Sheet:
 
     row: Row
     description: str
-    """The gate's table."""
+    """The gate's table, verified; else why it is not shown. What MLflow shows as description is not read."""
     tags: dict[str, str]
     artifacts: str
     """Where the run keeps the models, reports and predictions: a path with the embedded store, else a URI."""
@@ -90,6 +93,7 @@ def rows(repository: Path) -> Done:
     for workspace in workspaces(repository).values():
         with _mlflow_answers(store.uri), open_desk(workspace, store) as desk:
             reconcile_desk(desk)
+            _say_trouble(desk)
             found += desk.written
             listed += _rows(desk)
     return Done(rows=tuple(listed), found=tuple(found))
@@ -105,6 +109,7 @@ def sheet(repository: Path, name: str, version: int) -> tuple[Sheet, Done]:
     store = _open(repository)
     with _mlflow_answers(store.uri), open_desk(workspace, store) as desk:
         reconcile_desk(desk)
+        _say_trouble(desk)
         reading, _, seen = desk.look()
         if version not in seen.versions:
             there = ", ".join(map(str, sorted(seen.versions))) or "none"
@@ -113,15 +118,13 @@ def sheet(repository: Path, name: str, version: int) -> tuple[Sheet, Done]:
                 allowed=f"a version that is in MLflow: {there}",
                 next_step="`edgeloop release list` shows them",
             )
-        client, number = desk.store.client, str(version)
         row = next(row for row in _rows(desk) if row.version == version)
-        full = desk.store.call(lambda: client.get_model_version(desk.name, number))
         history = tuple(e for e in reading.entries if e.name == desk.name and e.version == version)
         return Sheet(
             row=row,
-            description=full.description or "",
+            description=_gate_table(desk, version),
             tags=dict(seen.versions[version].tags),
-            artifacts=str(full.source).removeprefix("file://"),
+            artifacts=seen.versions[version].source.removeprefix("file://"),
             page=f"#/models/{desk.name}/versions/{version}",
             history=history,
         ), Done(rows=(row,), found=tuple(desk.written))
@@ -159,9 +162,28 @@ def act(repository: Path, decision: Decision, name: str, version: int, *, who: A
             reconcile_desk(desk)
             found = tuple(desk.written)
             decide(desk, decision, version, who, why)
+            _say_trouble(desk)
             return Done(rows=tuple(r for r in _rows(desk) if r.version == version), found=found)
         except MlflowException as error:
             raise _gone_meanwhile(desk, asked, error) from error
+
+
+def _gate_table(desk: Desk, version: int) -> str:
+    """What the gate wrote, from the artifacts."""
+    try:
+        with desk.fetched(version) as release:
+            table = release.folder / "gate.md"
+            if not table.is_file():  # an older ledger does not have its hash
+                return "not shown: artifact release/gate.md is missing\n"
+            return table.read_text(encoding="utf-8", errors="replace")
+    except ReleaseRefusedError as error:
+        return f"not shown, since it cannot be verified: {error.got}\n"
+
+
+def _say_trouble(desk: Desk) -> None:
+    """Name what is wrong with the champion beside the answer, which it does not keep from anybody."""
+    if desk.trouble is not None:
+        print(plain(f"edgeloop: {desk.trouble.got}; {desk.trouble.next_step}"), file=sys.stderr)
 
 
 def _open(repository: Path) -> Store:

@@ -1,22 +1,58 @@
 """The champion of a workspace as its builds see it: the folder `champion/`, tracked by git."""
 
+import hashlib
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fleet.device.errors import UserError
 from tasks.champion_files import FOLDER, PREDICTIONS, RECORD
 from tasks.provenance import sha256_of
-from tasks.review.release import Release
+from tasks.review.release import Release, ReleaseRefusedError
 from tasks.review.standing import CHAMPION, Standing
 from tasks.stage import read_json
 
+if TYPE_CHECKING:
+    from tasks.champion import Champion
 
-def crown(workspace: Path, release: Release | None) -> None:
-    """Write the champion, or that there is none."""
-    from tasks.champion import Champion, ChampionVariant, write_champion  # numpy: only a change imports it
 
-    if release is None:
-        write_champion(workspace / FOLDER)
-        return
+RECORD_SHA256 = "champion_sha256"
+"""Among the hashes of an approval in the ledger: the record that it made."""
+
+
+def record_sha256(record: Any) -> str:
+    """SHA-256 of what champion.json says, however it is laid out."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def crown(workspace: Path, champion: "Champion | None" = None, predictions: Path | None = None) -> None:
+    """Write the champion with what it answered, or that there is none."""
+    from tasks.champion import write_champion  # numpy: only a change imports it
+
+    write_champion(workspace / FOLDER, champion, predictions)
+
+
+def record_of(release: Release) -> "Champion":
+    """The record of a release that is to be champion.
+
+    Raises:
+        ReleaseRefusedError: a card or report of it says too little.
+    """
+    try:
+        return _record_of(release)
+    except (UserError, KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        said = " ".join(str(error).split())[:200]
+        raise ReleaseRefusedError(
+            f"{release.name} version {release.version}: no champion can be made of its cards and reports: "
+            f"{type(error).__name__} {said}",
+            allowed="cards and a parity report as the stages write them",
+            next_step="delete this version in MLflow and build: `edgeloop build` then registers a new one",
+        ) from error
+
+
+def _record_of(release: Release) -> "Champion":
+    from tasks.champion import Champion, ChampionVariant
+
     cards, parity = release.cards, read_json(release.folder / "parity.json")
     variants = {
         name: ChampionVariant(
@@ -24,7 +60,7 @@ def crown(workspace: Path, release: Release | None) -> None:
         )
         for name, card in cards.items()
     }
-    champion = Champion(
+    return Champion(
         name=release.name,
         version=release.version,
         release_sha256=release.release_sha256,
@@ -34,7 +70,6 @@ def crown(workspace: Path, release: Release | None) -> None:
         variants=variants,
         predictions_sha256=sha256_of(release.predictions),
     )
-    write_champion(workspace / FOLDER, champion, release.predictions)
 
 
 def is_crowned(workspace: Path, name: str, now: Standing) -> bool:
@@ -46,9 +81,16 @@ def is_crowned(workspace: Path, name: str, now: Standing) -> bool:
         record = read_json(workspace / FOLDER / RECORD)
         if version is None:
             return bool(record == {})
-        decided = now.review(version).decided
-        evidence = decided.evidence_sha256 if decided else ""
+        review = now.review(version)
+        evidence = review.decided.evidence_sha256 if review.decided else ""
         same = (record["name"], record["version"], record["evidence_sha256"]) == (name, version, evidence)
-        return same and bool(record["predictions_sha256"] == sha256_of(workspace / FOLDER / PREDICTIONS))
+        approved = review.decided.files.get(RECORD_SHA256) if review.decided else None
+        answered = review.registered.files.get("predictions_sha256") if review.registered else None
+        known = approved in (None, record_sha256(record)) and answered in (None, record["predictions_sha256"])
+        return (
+            same
+            and known
+            and bool(record["predictions_sha256"] == sha256_of(workspace / FOLDER / PREDICTIONS))
+        )
     except (UserError, OSError, KeyError, TypeError):
         return False

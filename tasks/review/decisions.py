@@ -1,10 +1,11 @@
 """Deciding on a version: verified first, then written to the ledger, then shown in MLflow."""
 
+from dataclasses import replace
 from typing import Literal
 
 from tasks.mlflow_file import Snapshot
 from tasks.review.author import Author
-from tasks.review.champion_folder import crown
+from tasks.review.champion_folder import RECORD_SHA256, crown, record_of, record_sha256
 from tasks.review.desk import Desk
 from tasks.review.release import ReleaseRefusedError
 from tasks.review.standing import CHAMPION, Standing
@@ -26,10 +27,12 @@ def decide(desk: Desk, decision: Decision, version: int, who: Author, why: str) 
         _require_possible(desk.name, decision, version, now, shown)
         if decision == "approved":
             with desk.fetched(version) as release:
-                reason = desk.draft("approved", version, who, why)
+                record = record_of(release)  # before the ledger has it: an approved version can be champion
+                files = {RECORD_SHA256: record_sha256(record.model_dump(mode="json"))}
+                reason = replace(desk.draft("approved", version, who, why), files=files)
                 desk.write([reason])
                 desk.promote(version, reason)
-                crown(desk.workspace.path, release)
+                crown(desk.workspace.path, record, release.predictions)
         else:
             reason = desk.draft("rejected", version, who, why)
             desk.write([reason, *desk.dethrone(version, reason)])

@@ -12,11 +12,11 @@ from pathlib import Path
 from tasks.mlflow_file import Snapshot, registered_name
 from tasks.mlflow_store import Store
 from tasks.review.author import Author
-from tasks.review.champion_folder import crown, is_crowned
+from tasks.review.champion_folder import crown, is_crowned, record_of
 from tasks.review.ledger import Action, Draft, Entry, Ledger, Reading
 from tasks.review.registry import show, snapshot
-from tasks.review.release import Release, ReleaseRefusedError, fetch
-from tasks.review.standing import CHAMPION, MARK, Standing, demotion, heirs, promotion, standing
+from tasks.review.release import MisledError, Release, ReleaseRefusedError, fetch, require_own_source
+from tasks.review.standing import CHAMPION, MARK, PREVIOUS, Standing, demotion, heirs, promotion, standing
 from tasks.tracking import state_folder, tracking_uri
 from tasks.workspace import Workspace
 
@@ -32,6 +32,8 @@ class Desk:
         self.name = registered_name(workspace.name)
         self.written: list[Entry] = []
         """What this desk added to the ledger."""
+        self.trouble: ReleaseRefusedError | None = None
+        """Why champion/ is not the ledger's champion; a build must not be judged against it."""
         self._seen: Snapshot | None = None
 
     def look(self) -> tuple[Reading, Standing, Snapshot]:
@@ -112,7 +114,10 @@ class Desk:
         return None
 
     def settle(self) -> None:
-        """Finish what was begun: promote what was approved, dethrone what was not, and show it all."""
+        """Finish what was begun: promote what was approved, dethrone what was not, and show it all.
+
+        What keeps champion/ from being brought up to the ledger stays in `trouble`: others are decided on.
+        """
         _, now, shown = self.look()
         for version in now.unpromoted:
             reason = now.review(version).decided
@@ -123,11 +128,39 @@ class Desk:
         fallen = now.review(champion).decided if champion is not None else None
         if champion is not None and fallen is not None and fallen.action == "rejected":
             self.write(self.dethrone(champion, fallen))
-        self.crown()
+        self._reject_misled()
+        try:
+            self.crown()
+            self.trouble = None
+        except ReleaseRefusedError as error:
+            self.trouble = error
         self.look_again()
         reading, now, shown = self.look()
         show(self.store, self.name, now, shown, reading)
         self.look_again()
+
+    def _reject_misled(self) -> None:
+        """Reject the champion, and the one before, where MLflow leads to files that nobody verified."""
+        _, now, shown = self.look()
+        for version in [now.aliases[alias] for alias in (CHAMPION, PREVIOUS) if alias in now.aliases]:
+            if version not in shown.versions:
+                continue
+            try:
+                require_own_source(self.store, self.name, version, shown.versions[version])
+            except MisledError as error:
+                reason = self.draft("rejected", version, EDGELOOP, error.got)
+                self.write([reason, *self.dethrone(version, reason)])
+            except ReleaseRefusedError:  # a run that is gone leads nowhere else
+                continue
+
+    def require_crowned(self) -> None:
+        """Refuse to judge a build against a champion/ that is not the ledger's.
+
+        Raises:
+            ReleaseRefusedError: the champion's artifacts are not what was approved.
+        """
+        if self.trouble is not None:
+            raise self.trouble
 
     def crown(self) -> None:
         """Bring the workspace's champion/ up to the ledger.
@@ -140,10 +173,18 @@ class Desk:
             return
         champion = now.aliases.get(CHAMPION)
         if champion is None:
-            crown(self.workspace.path, None)
+            crown(self.workspace.path)
         elif champion in shown.versions:
-            with self.fetched(champion) as release:
-                crown(self.workspace.path, release)
+            try:
+                with self.fetched(champion) as release:
+                    crown(self.workspace.path, record_of(release), release.predictions)
+            except ReleaseRefusedError as error:
+                raise ReleaseRefusedError(
+                    f"champion/ is not the champion's, and cannot be written again: {error.got}",
+                    allowed="a champion whose artifacts in MLflow are those that were approved",
+                    next_step=f"bring the artifact back, or `edgeloop release reject {self.name} {champion} "
+                    '--why "..."`, which makes the champion before it champion',
+                ) from error
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Literal
 from filelock import FileLock, Timeout
 
 from fleet.device.errors import UserError
+from tasks.workspace import NO_ROOM
 
 Action = Literal[
     "registered",
@@ -64,7 +65,10 @@ class Draft:
     decision: str = ""
     """Of `asked`: `approved` or `rejected`."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Of `registered`: SHA-256 of artifacts that the evidence does not speak of, by name."""
+    """SHA-256 by name. Of `registered`: artifacts that the evidence does not speak of; of `approved`: the
+    record in champion/."""
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """Of `registered`: the tags that lead to build, commit, data and engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,30 +109,52 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         """Use the ledger in `folder`, the repository's `.edgeloop`; it is made by the first entry."""
         self.path = folder / FILE
-        folder.mkdir(parents=True, exist_ok=True)
+        with self._writable():
+            folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / _LOCK)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else writes during the block; may be nested. The second reviewer is told that he waits."""
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            import sys
+        with self._writable():
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                import sys
 
-            print("another review is under way; waiting for it to end", file=sys.stderr)
-            self._lock.acquire()
+                print("another review is under way; waiting for it to end", file=sys.stderr)
+                self._lock.acquire()
         try:
             yield
         finally:
             self._lock.release()
 
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[None]:
+        """Make one clear error of a folder, lock or ledger that nobody may write; no room is not that."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise
+            raise UserError(
+                f"{error.filename or self.path} cannot be written: {error.strerror}",
+                allowed=f"a folder {self.path.parent} that you may write, with {FILE} and {_LOCK} as files",
+                next_step="see its permissions and what lies there",
+            ) from error
+
     def read(self) -> Reading:
         """All entries.
 
         Raises:
-            UserError: a line is not as it was written; names the first such line.
+            UserError: a line is not as it was written; names the first such line. Or it is no file.
         """
+        if self.path.exists() and not self.path.is_file():
+            raise UserError(
+                f"{self.path} is no file",
+                allowed="the ledger as it was written",
+                next_step="move it away and bring the file back from a copy",
+            )
         raw = self.path.read_bytes() if self.path.is_file() else b""
         whole, _, unfinished = raw.rpartition(b"\n")
         lines = whole.split(b"\n") if whole else []
@@ -150,7 +176,9 @@ class Ledger:
             cut = (_recovered(reading.unfinished),) if reading.unfinished else ()
             entries = _chained((*cut, *drafts), reading.entries)
             text = b"".join(_line(entry) for entry in entries)
-            with self.path.open("ab+") as file:
+            with self._writable():
+                opened = self.path.open("ab+")
+            with opened as file:
                 file.truncate(reading.size)
                 try:
                     _write_through(file, text)
@@ -180,8 +208,8 @@ class Ledger:
         return UserError(
             f"{self.path}, line {number} {what}",
             allowed="the lines as they were written",
-            next_step="bring the file back from a copy. Without one, move it away: what MLflow's tags say is "
-            "then verified and taken over into a new ledger",
+            next_step="bring the file back from a copy. Without one, move it away and `edgeloop build`: "
+            "a new ledger registers the build, which is then approved again",
         )
 
     def require_marked(self, mark: str, reading: Reading) -> None:
@@ -192,9 +220,11 @@ class Ledger:
             reading: This ledger as read.
 
         Raises:
-            UserError: the marked line is missing, or another one.
+            UserError: the marked line is missing, or another one; or this ledger lost all its lines.
         """
         ledger, _, place = mark.partition(":")
+        if place and self.path.is_file() and self.path.stat().st_size == 0:
+            raise self._tampered(1, f"is missing: the file is empty, MLflow was told of ledger {ledger}")
         if not place or ledger != reading.ledger_id:
             return
         if place not in {entry.mark for entry in reading.entries}:

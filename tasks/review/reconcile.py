@@ -2,16 +2,17 @@
 
 import sqlite3
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet.device.errors import UserError
-from tasks.mlflow_file import Snapshot, registered_name, snapshot
+from tasks.mlflow_file import Snapshot, artifact_uri, registered_name, snapshot
 from tasks.review.author import THROUGH_MLFLOW, Author, through_mlflow
 from tasks.review.champion_folder import is_crowned
 from tasks.review.ledger import Action, Draft, Entry, Ledger
 from tasks.review.registry import Difference, differences, is_shown
-from tasks.review.release import ReleaseRefusedError
-from tasks.review.standing import CANDIDATE, CHAMPION, standing
+from tasks.review.release import ARTIFACTS, ReleaseRefusedError
+from tasks.review.standing import CANDIDATE, CHAMPION, PREVIOUS, Standing, standing
 from tasks.tracking import sqlite_file, state_folder, tracking_uri
 from tasks.workspace import Workspace
 
@@ -28,7 +29,8 @@ def reconcile(workspace: Workspace) -> list[Entry]:
         What was added to the ledger.
 
     Raises:
-        UserError: MLflow does not answer, or the ledger was tampered with.
+        UserError: MLflow does not answer, the ledger was tampered with, or champion/ cannot be made the
+            ledger's champion.
     """
     from tasks.review.desk import open_desk
 
@@ -36,6 +38,7 @@ def reconcile(workspace: Workspace) -> list[Entry]:
         return []
     with open_desk(workspace) as desk:
         reconcile_desk(desk)
+        desk.require_crowned()
         return desk.written
 
 
@@ -53,15 +56,24 @@ def unreconciled(workspace: Workspace) -> bool:
     try:
         reading = Ledger(state_folder(workspace.path)).read()
         now, shown = standing(reading.entries, name), snapshot(database, name)
+        misled = _misled(database, now, shown)
     except (UserError, sqlite3.Error):  # what is wrong `reconcile` says
         return True
     begun = bool(now.asked or now.unpromoted) or not is_shown(now, shown, reading)
     return (
         begun
+        or misled
         or not is_crowned(workspace.path, name, now)
         or bool(differences(now, shown, reading))
         or bool(reading.unfinished)
     )
+
+
+def _misled(database: Path, now: Standing, shown: Snapshot) -> bool:
+    """Whether who resolves the champion, or the one before, finds other files than its run's."""
+    bearers = [now.aliases[alias] for alias in (CHAMPION, PREVIOUS) if alias in now.aliases]
+    found = [shown.versions[version] for version in bearers if version in shown.versions]
+    return any(v.source != f"{artifact_uri(database, v.run_id)}/{ARTIFACTS}" for v in found)
 
 
 def has_store(uri: str) -> bool:

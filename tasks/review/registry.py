@@ -48,7 +48,9 @@ def snapshot(store: "Store", name: str) -> Snapshot:
             )
         )
         for found in page:
-            versions[int(found.version)] = Version(run_id=str(found.run_id or ""), tags=dict(found.tags))
+            versions[int(found.version)] = Version(
+                run_id=str(found.run_id or ""), tags=dict(found.tags), source=str(found.source or "")
+            )
         token = page.token
         if not token:
             break

@@ -13,6 +13,7 @@ from tasks.judge.evidence import evidence_sha256
 from tasks.mlflow_file import Version
 from tasks.provenance import release_sha256, sha256_of
 from tasks.refusal import refusing
+from tasks.review.ledger import Entry
 from tasks.review.standing import Review
 from tasks.stage import read_json
 from tasks.tracking import check_store
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
 ARTIFACTS = "release"
 """Folder of a build's run that holds what is reviewed."""
 REPORT = "release.html"
-ATTACHED: Mapping[str, str] = {"report_sha256": REPORT, "predictions_sha256": PREDICTIONS}
+ATTACHED: Mapping[str, str] = {
+    "report_sha256": REPORT,
+    "predictions_sha256": PREDICTIONS,
+    "gate_table_sha256": "gate.md",
+    "params_sha256": "params.yaml",
+    "dvc_lock_sha256": "dvc.lock",
+}
 """Tag to artifact: files beside the evidence whose bytes a version vouches for too."""
 
 _ROOM_BYTES = 64 << 20
@@ -34,6 +41,10 @@ _PLACES = (("models/mnn/", "models/"), ("models/parity/", ""), ("reports/", ""))
 
 class ReleaseRefusedError(UserError):
     """What lies in MLflow is not a release that may be approved."""
+
+
+class MisledError(ReleaseRefusedError):
+    """Who resolves the version in MLflow finds other files than those of its run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +94,11 @@ def fetch(store: "Store", name: str, number: int, *, version: Version, review: R
         UserError: MLflow does not answer.
     """
     what = f"{name} version {number}"
+    require_own_source(store, name, number, version)
     folder = _download(store, version.run_id, what, into)
+    made = review.registered
+    if made is None:
+        raise _unregistered(what)
     gate = _gate(folder, what, version)
     for file, sha256 in gate["evidence"].items():
         _require_same(folder, artifact_of(file), sha256, what)
@@ -93,17 +108,68 @@ def fetch(store: "Store", name: str, number: int, *, version: Version, review: R
     }
     if found["evidence_sha256"] != gate["evidence_sha256"]:
         raise _refused(f"{what}: release/gate.json was edited: its hash is another one")
-    ledger = _registered_hashes(review)
-    for key in (*found, *ATTACHED):
+    ledger = _registered_hashes(made)
+    needed = {"report_sha256", "predictions_sha256", *made.files}  # the others older ledgers do not have
+    for key in (*found, *(key for key in ATTACHED if key in needed)):
         told = {ledger.get(key), version.tags.get(key)} - {None}
         now = found.get(key) or _attached(folder, ATTACHED[key], what)
         if told != {now}:
             raise _refused(
                 f"{what}: {key} is {now}, but {' and '.join(map(str, told)) or 'nobody'} was registered"
             )
-    return Release(
-        name=name, version=number, folder=folder, git_commit=version.tags.get("git_commit", ""), **found
-    )
+    _require_whole(folder, gate, what)
+    git_commit = made.origin.get("git_commit", version.tags.get("git_commit", ""))
+    return Release(name=name, version=number, folder=folder, git_commit=git_commit, **found)
+
+
+def _require_whole(folder: Path, gate: Mapping[str, Any], what: str) -> None:
+    """Every model is there with the card that names its bytes, the gate judged both, and nothing else is."""
+    judged = {artifact_of(file) for file in gate["evidence"]}
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    extra = there - judged - {"gate.json", *ATTACHED.values()}
+    if extra:
+        raise _refused(f"{what}: nobody vouches for artifact release/{min(extra)}")
+    models = sorted(path.name for path in (folder / "models").glob("*"))
+    if not models or not gate["checks"]:
+        raise _refused(f"{what}: release/gate.json judged no {'model' if gate['checks'] else 'check'}")
+    for name in models:
+        missing = {f"models/{name}/{file}" for file in ("model.mnn", "card.json")} - judged
+        if missing:
+            raise _refused(f"{what}: the gate did not judge {min(missing)}")
+        try:
+            named = read_json(folder / "models" / name / "card.json")["mnn_sha256"]
+        except (UserError, KeyError, TypeError) as error:
+            raise _refused(f"{what}: the card of {name} cannot be read ({type(error).__name__})") from error
+        found = sha256_of(folder / "models" / name / "model.mnn")
+        if named != found:
+            raise _refused(f"{what}: the card of {name} names the model {named}, it is {found}")
+
+
+def require_own_source(store: "Store", name: str, number: int, version: Version) -> None:
+    """Refuse a version that resolves to other files than those of its run, which are the ones verified.
+
+    Raises:
+        ReleaseRefusedError: it does.
+        UserError: MLflow does not answer.
+    """
+    from mlflow.exceptions import MlflowException
+
+    what = f"{name} version {number}"
+    try:
+        run = store.call(lambda: store.client.get_run(version.run_id))
+        leads = store.call(lambda: store.client.get_model_version_download_uri(name, str(number)))
+    except MlflowException as error:
+        check_store(store.uri)
+        said = " ".join(str(error).split())
+        raise _refused(f"{what}: its run {version.run_id!r} cannot be read: {said[:200]}") from error
+    own = f"{run.info.artifact_uri}/{ARTIFACTS}"
+    elsewhere = sorted({version.source, str(leads)} - {own})
+    if elsewhere:
+        raise MisledError(
+            f"{what}: it leads to {elsewhere[0]}, its run keeps the release in {own}",
+            allowed="a version that leads to the artifacts of its own run",
+            next_step="delete this version in MLflow and build: `edgeloop build` then registers a new one",
+        )
 
 
 def _download(store: "Store", run_id: str, what: str, into: Path) -> Path:
@@ -173,11 +239,17 @@ def _attached(folder: Path, artifact: str, what: str) -> str:
     return sha256_of(path)
 
 
-def _registered_hashes(review: Review) -> dict[str, str]:
-    made = review.registered
-    if made is None:
-        return {}
+def _registered_hashes(made: Entry) -> dict[str, str]:
     return {"release_sha256": made.release_sha256, "evidence_sha256": made.evidence_sha256, **made.files}
+
+
+def _unregistered(what: str) -> ReleaseRefusedError:
+    return ReleaseRefusedError(
+        f"{what} was registered by no build that this ledger knows",
+        allowed="a version that `edgeloop build` registered in this repository",
+        next_step="check out the commit it was built from and `edgeloop build`: the same files with the same "
+        "evidence are registered in this ledger; or reject the version",
+    )
 
 
 def _refused(got: str) -> ReleaseRefusedError:

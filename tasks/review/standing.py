@@ -204,7 +204,8 @@ def expected_tags(review: Review, reading: Reading) -> dict[str, str | None]:
     tags: dict[str, str | None] = {"review_state": review.state}
     if review.registered:
         made = review.registered
-        tags |= {"release_sha256": made.release_sha256, "evidence_sha256": made.evidence_sha256, **made.files}
+        tags |= {"release_sha256": made.release_sha256, "evidence_sha256": made.evidence_sha256}
+        tags |= {**made.files, **made.origin}
     if review.decided is None:
         return tags
     tags[ENTRY] = full_mark(reading, review.decided)

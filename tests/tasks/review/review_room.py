@@ -9,7 +9,8 @@ from mlflow import MlflowClient
 
 from tasks.review import acts
 from tasks.review.author import Author
-from tasks.review.ledger import Entry, Ledger
+from tasks.review.ledger import Draft, Entry, Ledger
+from tasks.review.release import ATTACHED
 from tasks.workspace import Workspace
 
 MODEL = "edgeloop-tiny"
@@ -72,6 +73,16 @@ class Room:
         if content is not None:
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content)
+
+    def ledger_registers(self, version: int) -> None:
+        """Write to the ledger that a version was registered, with the hashes of its tags."""
+        tags, found = self.tags(version), self.client.get_model_version(MODEL, str(version))
+        attached = {key: tags[key] for key in ATTACHED if key in tags}
+        hashes = {key: tags[key] for key in ("evidence_sha256", "release_sha256")}
+        draft = Draft(
+            action="registered", name=MODEL, version=version, run_id=found.run_id, files=attached, **hashes
+        )
+        self.ledger.append([draft])
 
     def environment(self) -> dict[str, str]:
         """For a child that runs this code on this repository."""

@@ -153,6 +153,16 @@ SPOILT = {
     "a threshold eased": (_eased_threshold, "its hash is another one"),
     "hashed again, tag and all": (_hashed_again, "evidence_sha256 is"),
     "the report changed": (lambda room: room.replace(3, "release.html", b"all is well"), "report_sha256 is"),
+    "the gate's table changed": (
+        lambda room: room.replace(3, "gate.md", b"all is well"),
+        "gate_table_sha256 is",
+    ),
+    "the params changed": (lambda room: room.replace(3, "params.yaml", b"{}"), "params_sha256 is"),
+    "dvc.lock changed": (lambda room: room.replace(3, "dvc.lock", b"{}"), "dvc_lock_sha256 is"),
+    "a file more": (
+        lambda room: room.artifact(3, "README.exe").write_bytes(b"MZ"),
+        r"nobody vouches for artifact release/README\.exe",
+    ),
     "another evidence": (_other_evidence_altogether, "evidence_sha256 is"),
     "evidence outside": (_outside_file, "names the file"),
     "the run deleted": (_deleted_run, "its run .* was deleted"),

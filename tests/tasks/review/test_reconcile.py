@@ -9,6 +9,7 @@ from review_room import MODEL
 
 from fleet.device.errors import UserError
 from tasks.champion import read_champion
+from tasks.provenance import sha256_of
 from tasks.review.ledger import Draft
 from tasks.review.reconcile import reconcile, unreconciled
 from tasks.workspace import CODE
@@ -178,19 +179,21 @@ def test_a_rejection_in_mlflow_outlives_an_approval_that_was_cut_short(room):
     assert "champion" not in room.aliases
 
 
-def test_decisions_of_another_ledger_are_taken_over(room, copy_room):
-    """Without its ledger a repository believes what MLflow shows, verified: champion and history go on."""
+def test_of_another_ledger_only_rejections_are_taken_over(room, copy_room):
+    """Without its ledger a repository knows no registration: nothing is approved until it is built here."""
     room.approve(2, "good")
     room.reject(1, "bad")
     other = copy_room(room, "other")
     other.ledger.path.unlink()
-    assert other.states == {3: "pending", 2: "approved", 1: "rejected"}
-    assert other.aliases["champion"] == 2
+    assert other.states == {3: "pending", 2: "refused", 1: "rejected"}
+    assert "champion" not in other.aliases
     taken_over = [e for e in other.entries if e.action in ("approved", "rejected")]
     assert {(e.action, e.version, e.by, e.why) for e in taken_over} == {
-        ("approved", 2, "Ada", "good"),
         ("rejected", 1, "Ada", "bad"),
     }
+    other.ledger_registers(2)  # as a build does
+    other.approve(2)
+    assert other.aliases["champion"] == 2
 
 
 def test_a_ledger_that_lost_its_end_is_found_out(room):
@@ -228,6 +231,62 @@ def test_a_champion_folder_that_went_missing_is_written_again(room):
     assert unreconciled(room.workspace)
     reconcile(room.workspace)
     assert json.loads((room.path / "champion" / "champion.json").read_text(encoding="utf-8"))["version"] == 2
+
+
+@pytest.mark.parametrize(
+    "edited", [{"variants": {}}, {"labels": [str(n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)]}]
+)
+def test_an_edited_champion_record_is_written_again(room, edited):
+    """It decides what builds are compared with: the ledger has its hash since the approval."""
+    room.approve(2)
+    path = room.path / "champion" / "champion.json"
+    right = path.read_bytes()
+    path.write_text(json.dumps(json.loads(right) | edited), encoding="utf-8")
+    assert unreconciled(room.workspace)
+    reconcile(room.workspace)
+    assert path.read_bytes() == right
+    assert not unreconciled(room.workspace)
+
+
+def test_other_predictions_named_by_the_record_are_written_again(room):
+    """Also of an approval that kept no hash of the record: the registration knows the predictions."""
+    made = next(e for e in room.entries if (e.action, e.version) == ("registered", 2))
+    common = {"name": MODEL, "version": 2, "run_id": made.run_id, "evidence_sha256": made.evidence_sha256}
+    room.ledger.append(
+        [Draft(action="approved", **common), Draft(action="alias", alias="champion", **common)]
+    )
+    reconcile(room.workspace)
+    folder = room.path / "champion"
+    right = (folder / "champion.json").read_bytes()
+    (folder / "predictions.parquet").write_bytes(b"other")
+    record = json.loads(right) | {"predictions_sha256": sha256_of(folder / "predictions.parquet")}
+    (folder / "champion.json").write_text(json.dumps(record), encoding="utf-8")
+    assert unreconciled(room.workspace)
+    reconcile(room.workspace)
+    assert (folder / "champion.json").read_bytes() == right
+    assert sha256_of(folder / "predictions.parquet") == json.loads(right)["predictions_sha256"]
+
+
+def test_origin_tags_of_a_waiting_version_are_put_back(room):
+    """The reviewer reads them: what the build said is in the ledger."""
+    right = room.tags(3)
+    forged = dict.fromkeys(("git_commit", "build_id", "data_digest", "engine_version", "variants"), "forged")
+    room.set_tag(3, **forged)
+    start = len(room.entries)
+    reconcile(room.workspace)
+    put_back = {k for k in forged if right[k]}
+    assert {"build_id", "data_digest", "engine_version", "variants"} <= put_back
+    assert {k: room.tags(3)[k] for k in put_back} == {k: right[k] for k in put_back}
+    assert [e.action for e in room.entries[start:]] == ["tag_changed"] * len(put_back)
+
+
+def test_an_empty_ledger_is_not_a_new_one(room):
+    """MLflow was told of the lines that are gone; a repository without a ledger is another thing."""
+    room.approve(2)
+    room.ledger.path.write_bytes(b"")
+    with pytest.raises(UserError, match="the file is empty, MLflow was told of ledger"):
+        reconcile(room.workspace)
+    assert room.ledger.path.read_bytes() == b""
 
 
 def test_a_champion_that_git_brought_stays_while_the_ledger_has_none(room):

@@ -64,18 +64,42 @@ def test_a_decision_without_a_reason_names_the_option(room, run):
 
 
 def test_what_others_wrote_does_not_steer_the_terminal(room, run):
-    """Escapes and line breaks in a description, a tag or a name asked for are blanks; JSON has them whole."""
+    """Escapes and line breaks in a reason or a name asked for are blanks; the description is not read."""
     room.client.update_model_version(MODEL, "3", "first\x1b[2J\nsecond\x9b3m")
-    room.set_tag(3, build_id="b\x1b]0;title\x07\n  evidence   forged")
+    room.set_tag(3, review_reason="b\x1b]0;title\x07\n  evidence   forged", review_state="rejected")
     code, out, _ = run("show", MODEL, "3")
     assert code == 0
     assert all(letter.isprintable() or letter == "\n" for letter in out)
-    assert "\nfirst [2J\nsecond 3m\n" in out
-    assert "  built      b ]0;title    evidence   forged, commit" in out
-    assert json.loads(run("show", MODEL, "3", "--json")[1])["description"] == "first\x1b[2J\nsecond\x9b3m"
+    assert "first" not in out
+    assert "Gate: pass" in out
+    assert "b ]0;title    evidence   forged" in out
+    (rejected,) = [row for row in json.loads(run("list", "--json")[1]) if row["version"] == 3]
+    assert rejected["why"] == "b\x1b]0;title\x07\n  evidence   forged"
     code, _, err = run("show", "x\x1b[2Jy", "3")
     assert code == 2
     assert "\x1b" not in err
+
+
+def test_a_gate_table_that_was_changed_is_not_shown(room, run):
+    """The reviewer reads what the gate wrote, or that it is not there."""
+    room.replace(3, "gate.md", b"**Gate: pass** (all is well)")
+    code, out, _ = run("show", MODEL, "3")
+    assert code == 0
+    assert "all is well" not in out
+    assert "not shown, since it cannot be verified" in out
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "ledger.lock"])
+def test_a_folder_where_a_file_of_the_ledger_belongs(room, run, name):
+    """One error that names it."""
+    path = room.repository / ".edgeloop" / name
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    for command in (["list"], ["approve", MODEL, "2", "--why", "good"]):
+        code, _, err = run(*command)
+        assert code == 2
+        assert err.count("edgeloop:") == 1
+        assert name in err
 
 
 def test_a_tampered_ledger_is_named(room, run):
