@@ -324,6 +324,24 @@ def test_a_variant_without_counterpart_is_not_measured(built):
     check = by_verdict(report, "not measured")[ACCURACY_LOST]
     assert check["evidence"] == "edgeloop-x version 3 has no variant of precision i8"
     assert set(report["comparison"]) == {FP32, PRUNED}
+    assert report["verdict"] == "pass"
+
+
+@pytest.mark.parametrize("left", [{}, {"mbv3s-p30-w8-r32": {"mnn_sha256": "ab" * 32, "size_bytes": 10}}])
+def test_a_champion_that_no_variant_can_be_held_against_refuses(built, left):
+    """A record without variants, or of another precision only, does not switch the comparison off."""
+    built.write()
+    path = built.path / "champion" / "champion.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"variants": left}))
+    answers = pd.read_parquet(path.with_name("predictions.parquet"))
+    answers.assign(**{name: answers[INT8] for name in left}).to_parquet(path.with_name("predictions.parquet"))
+    digest_now = digest(path.with_name("predictions.parquet").read_bytes())
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"predictions_sha256": digest_now}))
+    report = built.judge()
+    assert report["verdict"] == "fail"
+    check = by_verdict(report, "not measured")["champion comparison"]
+    assert check["required"]
+    assert check["evidence"] == "edgeloop-x version 3 has no variant of a precision that this build has"
 
 
 @pytest.mark.parametrize(
