@@ -53,7 +53,9 @@ def _identity(name: str, material: Material) -> list[Check]:
         Said.bytes("convert.json", converted, model.size_bytes),
         Said.digest("parity.json", parity.text("mnn_sha256"), model.sha256),
     ]
-    top1 = parity.number("top1")
+    top1, n = parity.number("top1"), parity.count("n")
+    if n is not None:
+        statements.append(Said.images("predictions.parquet", material.predicted_count, n))
     if top1 is not None:
         statements.append(Said.top1("predictions.parquet", material.predicted_top1.get(name), top1))
     for device in sorted(material.benchmarks):

@@ -43,6 +43,8 @@ class Material:
     """The build's classes, the same in every card."""
     predicted_top1: Mapping[str, float] = field(default_factory=dict)
     """Variant to the accuracy that models/parity/predictions.parquet comes to; empty without truth."""
+    predicted_count: int | None = None
+    """Test images in models/parity/predictions.parquet."""
     champion: Champion | None = None
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
 
@@ -89,6 +91,7 @@ def read_material(workspace: Path, devices: Sequence[str]) -> Material:
         predicted_top1={
             str(name): float((known[name] == known["label"]).mean()) for name in now.columns[2:] if len(known)
         },
+        predicted_count=len(now),
         champion=champion,
         comparisons=comparisons,
     )

@@ -334,7 +334,7 @@ def test_a_champion_that_no_variant_can_be_held_against_refuses(built, left):
     path = built.path / "champion" / "champion.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"variants": left}))
     answers = pd.read_parquet(path.with_name("predictions.parquet"))
-    answers.assign(**{name: answers[INT8] for name in left}).to_parquet(path.with_name("predictions.parquet"))
+    answers.assign(**dict.fromkeys(left, answers[INT8])).to_parquet(path.with_name("predictions.parquet"))
     digest_now = digest(path.with_name("predictions.parquet").read_bytes())
     path.write_text(json.dumps(json.loads(path.read_text()) | {"predictions_sha256": digest_now}))
     report = built.judge()
@@ -350,11 +350,14 @@ def test_a_champion_that_no_variant_can_be_held_against_refuses(built, left):
         ("parity", "top1"),
         ("parity", "parity_ok"),
         ("parity", "agreement"),
+        ("parity", "max_rel_error"),
+        ("parity", "tolerance_rel"),
         ("parity", "int8_ops_count"),
         ("parity", "mnn_sha256"),
         ("parity", "preprocess_sha256"),
         ("bench", "p95_bound_ms"),
         ("bench", "flags"),
+        ("bench", "n"),
         ("bench", "mnn_sha256"),
         ("convert", "size_bytes"),
     ],
@@ -367,6 +370,51 @@ def test_missing_evidence_is_not_measured_and_refuses(built, report, key):
     assert found["verdict"] == "fail"
     assert not by_verdict(found, "fail")
     assert any(check["required"] for check in by_verdict(found, "not measured").values())
+
+
+@pytest.mark.parametrize(
+    ("report", "key", "value", "named"),
+    [
+        ("bench", "p95_bound_ms", -1, "p95_bound_ms is -1"),
+        ("bench", "p99_bound_ms", -5.0, "p99_bound_ms is -5.0"),
+        ("bench", "peak_memory_mb", -9, "peak_memory_mb is -9"),
+        ("bench", "p99_bound_rank", 499, "p99_bound_rank is 499\n.*rank 500 of 500 samples"),
+        ("bench", "n", 3, "p95_bound_rank is 487\n.*none: 3 samples bound no such percentile"),
+        ("bench", "n", 0, "n is 0"),
+        ("parity", "agreement", 2, "agreement is 2"),
+        ("parity", "agreement", -0.1, "agreement is -0.1"),
+        ("parity", "top1", 1.01, "top1 is 1.01"),
+        ("parity", "parity_ok", True, "parity_ok is True"),
+        ("parity", "n", -80, "n is -80"),
+        ("parity", "n", 0, "n is 0"),
+        ("parity", "n", 2499.5, "n is 2499.5"),
+        ("parity", "n", 10**9, "n is 1000000000"),
+        ("parity", "tolerance_rel", 10**400, "tolerance_rel is 10000"),
+    ],
+)
+def test_numbers_that_nothing_can_have_measured_are_refused(built, report, key, value, named):
+    """Not judged, passed or failed, but named: no stage writes a negative latency or a share above one."""
+    built.write()
+    getattr(built, report)[f"{INT8}/{key}"] = value
+    built.write(top1=False)
+    with pytest.raises(UserError, match=f"{INT8}/{named}"):
+        built.judge()
+
+
+@pytest.mark.parametrize("n", [80, 2499, 10**6])
+def test_predictions_of_another_number_of_images_are_refused(built, n):
+    """parity.json speaks of as many images as there are predictions."""
+    built.parity[f"{INT8}/n"] = n
+    check = by_verdict(built.write().judge(), "fail")[f"{INT8}: {IDENTITY}"]
+    assert check["evidence"] == f"predictions.parquet is about 2500 images, not {n} images"
+
+
+def test_an_error_beyond_its_tolerance_is_no_parity_whatever_the_report_says(built):
+    """The verdict follows from the numbers; the report's three digits are no difference."""
+    built.parity |= {f"{INT8}/max_rel_error": 1.01e-4, f"{PRUNED}/max_rel_error": 1.004e-4}
+    failed = by_verdict(built.write().judge(), "fail")
+    assert list(failed) == [f"{INT8}: parity with torch and ONNX Runtime"]
+    assert "the error is beyond the tolerance" in next(iter(failed.values()))["evidence"]
 
 
 def test_what_a_stale_report_measured_is_not_measured(built):
