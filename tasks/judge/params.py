@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Annotated
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import ConfigDict, Field, StringConstraints, field_validator
 
 from tasks.stage import Params
 
@@ -26,6 +26,8 @@ class Waiver(Params):
 
 class GateParams(Params):
     """Section `gate` of params.yaml."""
+
+    model_config = ConfigDict(allow_inf_nan=False)  # an infinite threshold would be no check, unsaid
 
     min_top1: float = Field(default=0.9, ge=0, le=1)
     """Accuracy floor of every variant, as a share of the test set, measured in the engine."""

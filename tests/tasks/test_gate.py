@@ -12,10 +12,12 @@ from gate_workspace import CLASSES, FP32, INT8, PREPROCESS, PRUNED, GateWorkspac
 from fleet.device.errors import UserError
 from fleet.device.preprocess import Preprocess
 from fleet.lab.flags import WARNINGS
-from tasks.gate import require_judged
+from tasks.gate import GateParams, require_judged
 from tasks.judge.evidence import evidence_sha256
+from tasks.stage import load_params
 
 IDENTITY, PROVEN = "evidence is about this file", "preprocessing is the proven one"
+FOLDER = "a folder"
 BGR = Preprocess(size_px=32, color_order="BGR")
 
 
@@ -497,6 +499,21 @@ def test_allowed_disagreements_are_at_least_one(tmp_path):
         ("models/parity/predictions.parquet", None, "dvc repro parity"),
         (f"models/mnn/{INT8}/card.json", None, r"card\.json"),
         (f"models/mnn/{INT8}/card.json", '{"labels": ["cat"]}', "the same in every card"),
+        ("reports/parity.json", "null", r"parity\.json holds null"),
+        ("reports/parity.json", "[1]", r"parity\.json holds \[1\]"),
+        ("reports/convert.json", "7", r"convert\.json holds 7"),
+        ("reports/benchmark/local.json", "[]", r"local\.json holds \[\]"),
+        ("reports/convert.json", "[" * 100_000, r"convert\.json: nested too deeply"),
+        (f"models/mnn/{INT8}/card.json", "null", "the same in every card"),
+        (f"models/mnn/{INT8}/card.json", "[" * 100_000, r"card\.json: nested too deeply"),
+        (f"models/mnn/{INT8}/model.mnn", FOLDER, r"model\.mnn"),
+        (f"models/mnn/{INT8}/card.json", FOLDER, r"card\.json"),
+        ("models/parity/predictions.parquet", FOLDER, "dvc repro parity"),
+        ("champion/champion.json", FOLDER, r"there is no .*champion\.json"),
+        ("champion/champion.json", "null", r"champion\.json: "),
+        ("champion/champion.json", "[1]", r"champion\.json: "),
+        ("champion/champion.json", "[" * 100_000, r"champion\.json: nested too deeply"),
+        ("champion/predictions.parquet", FOLDER, "predictions.parquet: no file"),
         ("champion/champion.json", None, r"there is no .*champion\.json"),
         ("champion/champion.json", '{"name": 1}', "version: Field required"),
         ("champion/predictions.parquet", "", "the predictions .* names"),
@@ -506,12 +523,26 @@ def test_what_cannot_be_read_is_one_clear_error(built, file, content, message):
     """A missing or corrupt file is no verdict: the error names it and the next step."""
     built.write()
     path = built.path / file
-    if content is None:
+    if content in (None, FOLDER):
         path.unlink()
+        if content:
+            path.mkdir()
     else:
         path.write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=message):
         built.judge()
+
+
+FLOATS = [name for name, field in GateParams.model_fields.items() if field.annotation is float]
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan"])
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_threshold_is_a_finite_number(tmp_path, name, value):
+    """Every threshold: an infinite one would switch its check off and could be in no report."""
+    (tmp_path / "params.yaml").write_text(f"gate:\n  {name}: {value}\n")
+    with pytest.raises(UserError, match=f"gate.{name}: Input should be "):
+        load_params("gate", GateParams, tmp_path)
 
 
 def test_no_model_at_all_is_no_pass(built):
