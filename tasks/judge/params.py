@@ -3,11 +3,19 @@
 from collections import Counter
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, StringConstraints, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, field_validator
 
+from tasks.judge.text import is_visible
 from tasks.stage import Params
 
-_Said = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+def _readable(text: str) -> str:
+    if not is_visible(text):
+        raise ValueError("there is nothing to read in it")
+    return text
+
+
+_Said = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_readable)]
 
 
 class Waiver(Params):
