@@ -593,8 +593,10 @@ def test_files_changed_after_the_verdict_are_found(built, file):
     report = built.write().judge()
     require_judged(built.path, report)
     (built.path / file).write_bytes((built.path / file).read_bytes() + b" ")
-    with pytest.raises(UserError, match="is not what the gate judged"):
+    with pytest.raises(UserError, match="is not what the gate judged") as error:
         require_judged(built.path, report)
+    # Of this workspace alone: others of the clone may never have been built.
+    assert f"`dvc checkout --force {built.path / 'dvc.yaml'}`" in str(error.value)
 
 
 def test_an_edited_verdict_is_found(built):
