@@ -1,6 +1,5 @@
 """`edgeloop bench`: what anyone's MNN models cost on this host, side by side, in one or more configs."""
 
-import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from fleet.lab.devices import open_device
 from fleet.lab.layers import Layer, profile
 from fleet.lab.measurement import Measurement, config_name, summarize
 from fleet.lab.schedule import Job, measure
-from tasks.benchmark import check_threads
+from tasks.benchmark import ModelFile, check_threads
 from tasks.benchmark_files import write_samples
 from tasks.progress import track
 
@@ -139,7 +138,7 @@ def bench(
         samples: Where every single latency is written to, as Parquet.
 
     Raises:
-        UserError: a file or an option that cannot be used.
+        UserError: a file or an option that cannot be used, or a file replaced while it was measured.
         EngineError: a model does not run.
     """
     if not 1 <= queries <= _MOST_QUERIES:
@@ -159,6 +158,7 @@ def bench(
         Job(model=model, config=config, preprocess=preprocess, shapes=asked)
         for model, config in product(models, configs)
     ]
+    files = {model: ModelFile.of(model) for model in models}
     runs = measure(
         device,
         jobs,
@@ -166,17 +166,19 @@ def bench(
         rounds=min(ROUNDS, queries),
         progress=lambda turns: track(turns, "bench", len(turns)),
     )
+    layers = _profile_firsts(device, jobs, len(configs))
+    for file in files.values():
+        file.require_unchanged()
     if samples:
         write_samples(dict(zip(keys, runs, strict=True)), samples)
-    layers = _profile_firsts(device, jobs, len(configs))
     costs = [summarize(of_job) for of_job in runs]
     measured = tuple(
         Measured(
             model=model,
             config=config,
-            mnn_sha256=hashlib.sha256(content := job.model.read_bytes()).hexdigest(),
-            model_bytes=len(content),
-            package_bytes=identity["engine_bytes"] + len(content),
+            mnn_sha256=files[job.model].sha256,
+            model_bytes=files[job.model].size_bytes,
+            package_bytes=identity["engine_bytes"] + files[job.model].size_bytes,
             cost=cost,
             layers=tuple(layers.get(index, ())),
         )

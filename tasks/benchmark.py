@@ -60,6 +60,35 @@ class BenchmarkParams(Params):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelFile:
+    """A model file as it lay there before it was measured."""
+
+    path: Path
+    sha256: str
+    size_bytes: int
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """As it lies there now."""
+        content = path.read_bytes()
+        return cls(path=path, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
+
+    def require_unchanged(self) -> None:
+        """Refuse what was measured while the file was replaced: it is of either file, or of both.
+
+        Raises:
+            UserError: another file lies there, or none.
+        """
+        found = ModelFile.of(self.path).sha256[:12] if self.path.is_file() else "no file"
+        if found != self.sha256[:12]:
+            raise UserError(
+                f"{self.path} was replaced while it was measured: {found}, was {self.sha256[:12]}",
+                allowed="the same bytes from the first process to the last",
+                next_step="measure again when nothing writes the file any more",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Benchmarked:
     """All that was measured on one device."""
 
@@ -67,13 +96,15 @@ class Benchmarked:
     """(variant, config) to its runs in the order of the rounds."""
     layers: dict[str, list[Layer]]
     """Variant to its layers in the first config."""
+    models: dict[str, ModelFile]
+    """Variant to the file that was measured."""
 
 
 def benchmark(device: Device, models: Path, params: BenchmarkParams) -> Benchmarked:
     """Measure every variant under `models` (models/mnn).
 
     Raises:
-        UserError: no models, or more threads than the device has cores.
+        UserError: no models, more threads than the device has cores, or a model replaced meanwhile.
         EngineError: a model does not run there.
     """
     cards = sorted(models.glob("*/card.json"))
@@ -93,6 +124,7 @@ def benchmark(device: Device, models: Path, params: BenchmarkParams) -> Benchmar
         for card in cards
         for config in configs
     }
+    files = {card.parent.name: ModelFile.of(card.parent / "model.mnn") for card in cards}
     measured = measure(
         device,
         list(jobs.values()),
@@ -104,7 +136,9 @@ def benchmark(device: Device, models: Path, params: BenchmarkParams) -> Benchmar
     firsts = {variant: job for (variant, config), job in jobs.items() if config == config_name(configs[0])}
     with device.lock():
         layers = {variant: profile(device, job, seed=params.seed) for variant, job in firsts.items()}
-    return Benchmarked(runs=dict(zip(jobs, measured, strict=True)), layers=layers)
+    for file in files.values():
+        file.require_unchanged()
+    return Benchmarked(runs=dict(zip(jobs, measured, strict=True)), layers=layers, models=files)
 
 
 def check_threads(threads: int, cores: int) -> None:
@@ -117,7 +151,7 @@ def check_threads(threads: int, cores: int) -> None:
         )
 
 
-def flat_report(measured: Benchmarked, models: Path, engine_bytes: int) -> dict[str, Any]:
+def flat_report(measured: Benchmarked, engine_bytes: int) -> dict[str, Any]:
     """The flat keys of reports/benchmark/DEVICE.json: `VARIANT/p50_ms` ..., and the bytes measured."""
     report: dict[str, Any] = {}
     for (variant, config), runs in measured.runs.items():
@@ -125,12 +159,11 @@ def flat_report(measured: Benchmarked, models: Path, engine_bytes: int) -> dict[
         if f"{variant}/config" in report:
             report |= {f"{variant}/{config}/{key}": value for key, value in values.items()}
             continue
-        model = (models / variant / "model.mnn").read_bytes()
         slow = [layer for layer in measured.layers[variant] if layer.outlier]
         report |= {f"{variant}/{key}": value for key, value in values.items()} | {
             f"{variant}/config": config,
-            f"{variant}/mnn_sha256": hashlib.sha256(model).hexdigest(),
-            f"{variant}/package_bytes": engine_bytes + len(model),
+            f"{variant}/mnn_sha256": measured.models[variant].sha256,
+            f"{variant}/package_bytes": engine_bytes + measured.models[variant].size_bytes,
             f"{variant}/outlier_layers_count": len(slow),
         }
     return report
@@ -179,7 +212,7 @@ def main() -> None:
         measured = benchmark(open_device(name), MODELS, run.params)
         write_samples(measured.runs, folder / f"{name}_samples.parquet")
         write_layers(measured.layers, folder / f"{name}_layers.csv")
-        report = flat_report(measured, MODELS, identity["engine_bytes"])
+        report = flat_report(measured, identity["engine_bytes"])
         run.report({"device": name, "soc": identity["soc"], **report}, file=folder / f"{name}.json")
 
 

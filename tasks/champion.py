@@ -140,6 +140,8 @@ def read_predictions(path: Path, labels: Sequence[str], variants: Sequence[str])
 
     wanted = [*_NOT_VARIANTS, *variants]
     try:
+        if path.is_dir():  # pandas would read the files in it
+            raise IsADirectoryError("is a folder")
         table = pd.read_parquet(path, columns=wanted)
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
         raise UserError(

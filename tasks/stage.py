@@ -180,9 +180,10 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else error
         raise UserError(
-            f"{path}: {error}",
+            f"{path}: {what}",
             allowed="the JSON an earlier stage wrote",
             next_step="run `dvc repro` so that the stage before this one writes it",
         ) from error

@@ -1,6 +1,6 @@
 """One threshold and what was measured against it; what all of them together decide."""
 
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -97,6 +97,17 @@ def not_measured(name: str, why: str, *, required: bool = False) -> Check:
     )
 
 
+_MOST = sys.float_info.max
+_SHARE, _COUNT, _POSITIVE = (0, 1), (1, 10**7), (0, _MOST)
+_RANGES: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("top1", "agreement", "parity_ok"), _SHARE),
+    **dict.fromkeys(("n", "elementwise_n", "p95_bound_rank", "p99_bound_rank"), _COUNT),
+    **dict.fromkeys(("max_rel_error", "tolerance_rel", "size_bytes", "int8_ops_count"), _POSITIVE),
+    **dict.fromkeys(("p95_bound_ms", "p99_bound_ms", "peak_memory_mb"), _POSITIVE),
+}
+"""Key to the least and the largest value that can have been measured."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class About:
     """What one report says about one variant."""
@@ -108,7 +119,7 @@ class About:
     """The report's flat keys, `VARIANT/key`."""
 
     def number(self, key: str) -> float | None:
-        """A finite number, None where the report has none.
+        """A finite number that can have been measured, None where the report has none.
 
         Raises:
             UserError: something else stands there.
@@ -116,20 +127,29 @@ class About:
         value = self.values.get(f"{self.variant}/{key}")
         if value is None:
             return None
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise UserError(
-                f"reports/{self.file}: {self.variant}/{key} is {value!r}",
-                allowed="a finite number",
-                next_step="`edgeloop build` writes the report again when it is deleted",
-            )
+        low, high = _RANGES.get(key, (-_MOST, _MOST))
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+            limits = "" if low == -_MOST else f" from {low}" + ("" if high == _MOST else f" to {high}")
+            raise self.impossible(key, f"a finite number{limits}")
         return value
 
     def count(self, key: str) -> int | None:
         """A number of things."""
         value = self.number(key)
+        if value is not None and value != int(value):
+            raise self.impossible(key, "a whole number")
         return None if value is None else int(value)
 
     def text(self, key: str) -> str | None:
         """A text, None where the report has none."""
         value = self.values.get(f"{self.variant}/{key}")
         return None if value is None else str(value)
+
+    def impossible(self, key: str, allowed: str) -> UserError:
+        """The error that a value is none that a stage can have written."""
+        value = repr(self.values.get(f"{self.variant}/{key}"))
+        return UserError(
+            f"reports/{self.file}: {self.variant}/{key} is {value[:80]}",
+            allowed=allowed,
+            next_step="`edgeloop build` writes the report again when it is deleted",
+        )

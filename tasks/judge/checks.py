@@ -13,7 +13,7 @@ from tasks.judge.check import About, Check, not_measured
 from tasks.judge.identity import Said, bytes_check, preprocess_check
 from tasks.judge.material import Material, Model
 from tasks.judge.params import GateParams
-from tasks.judge.regression import champion_checks, classes_check, no_champion
+from tasks.judge.regression import champion_checks, classes_check, no_champion, nothing_comparable
 from tasks.variants import Variant
 
 _NO_MODEL = Model(sha256="", size_bytes=0)
@@ -36,6 +36,8 @@ def evaluate(material: Material, params: GateParams) -> list[Check]:
         checks.append(no_champion())
     else:
         checks.append(classes_check(material.champion, material.labels))
+        if not any(material.champion.counterpart(name) for name in material.variants):
+            checks.append(nothing_comparable(material.champion))
     checks.append(not_measured("oldest engine in the field", "no older engine is run by a build"))
     checks.append(not_measured("stability run", "no continuous run belongs to a build"))
     return checks
@@ -51,7 +53,9 @@ def _identity(name: str, material: Material) -> list[Check]:
         Said.bytes("convert.json", converted, model.size_bytes),
         Said.digest("parity.json", parity.text("mnn_sha256"), model.sha256),
     ]
-    top1 = parity.number("top1")
+    top1, n = parity.number("top1"), parity.count("n")
+    if n is not None:
+        statements.append(Said.images("predictions.parquet", material.predicted_count, n))
     if top1 is not None:
         statements.append(Said.top1("predictions.parquet", material.predicted_top1.get(name), top1))
     for device in sorted(material.benchmarks):

@@ -52,7 +52,8 @@ def require_judged(workspace: Path, report: Mapping[str, Any]) -> None:
         raise UserError(
             f"{differing[0][0] if judged and differing else 'reports/gate.json'} is not what the gate judged",
             allowed="models, cards and reports as they were when the gate passed",
-            next_step="`dvc checkout --force`, or delete the file, then `edgeloop build`",
+            next_step=f"`dvc checkout --force {workspace / 'dvc.yaml'}`, "  # else every workspace
+            "or delete the file, then `edgeloop build`",
         )
     refused = any(refuses(check["verdict"], required=check["required"]) for check in report["checks"])
     if report["verdict"] != ("fail" if refused else "pass"):

@@ -3,10 +3,16 @@
 import math
 from dataclasses import replace
 
+import numpy as np
+
 from fleet.lab.flags import WARNINGS
+from fleet.lab.statistics import upper_bound
 from tasks.judge.check import About, Check, judged
 from tasks.judge.params import GateParams
 from tasks.variants import Variant
+
+_ROUNDED = 1.005
+"""parity.json gives errors to three digits, so up to half a percent above what was held to the tolerance."""
 
 
 def accuracy_checks(parity: About, params: GateParams) -> list[Check]:
@@ -60,13 +66,18 @@ def parity_checks(parity: About, params: GateParams) -> list[Check]:
         if int8_ops_count == 0 and not reasons:
             reasons = ["no operator ran in int8"]
         ok = None if int8_ops_count is None else int(bool(ok) and int8_ops_count > 0)
+    error, tolerance = parity.number("max_rel_error"), parity.number("tolerance_rel")
+    if error is None or tolerance is None:
+        ok = None
+    elif ok and error > tolerance * _ROUNDED:
+        ok, reasons = 0, [*reasons, "the error is beyond the tolerance"]
     layer = parity.text("first_diverging_layer") or "none"
     allowed = None if n is None else max(1, math.ceil((1 - params.min_agreement) * n - 1e-9))
     return [
         Check(
             name=f"{name}: parity with torch and ONNX Runtime",
-            measured=parity.number("max_rel_error"),
-            threshold=parity.number("tolerance_rel"),
+            measured=error,
+            threshold=tolerance,
             unit="of the output range",
             n=parity.count("elementwise_n"),
             verdict="not measured" if ok is None else "pass" if ok else "fail",
@@ -102,13 +113,21 @@ def device_checks(device: str, bench: About, params: GateParams) -> list[Check]:
     """Latency and memory on one device; of a noisy host latency is inconclusive, fast or slow."""
     name, n, flags = bench.variant, bench.count("n"), bench.text("flags")
     checks = []
-    for percentile, limit_ms in (("p95", params.max_p95_ms), ("p99", params.max_p99_ms)):
+    for percentile, quantile, limit_ms in (
+        ("p95", 0.95, params.max_p95_ms),
+        ("p99", 0.99, params.max_p99_ms),
+    ):
         # Without flags it is unknown whether the host was quiet: that is no measurement.
         bound_ms = bench.number(f"{percentile}_bound_ms") if flags is not None else None
         rank = bench.count(f"{percentile}_bound_rank")
+        if bound_ms is not None and n is not None and rank != (right := _bound_rank(n, quantile)):
+            allowed = (
+                f"rank {right} of {n} samples" if right else f"none: {n} samples bound no such percentile"
+            )
+            raise bench.impossible(f"{percentile}_bound_rank", allowed)
         check = judged(
             f"{name} on {device}: {percentile.upper()} latency, 99 % bound",
-            bound_ms,
+            bound_ms if n is not None else None,  # of no samples there is no bound
             limit_ms,
             unit="ms",
             n=n,
@@ -118,6 +137,11 @@ def device_checks(device: str, bench: About, params: GateParams) -> list[Check]:
             check = replace(check, verdict="inconclusive", evidence=f"latency invalid: {flags}")
         checks.append(check)
     return [*checks, _memory_check(device, bench, params)]
+
+
+def _bound_rank(n: int, quantile: float) -> int | None:
+    """Which of n samples in order bounds a quantile at 99 % confidence; None where none does."""
+    return upper_bound(np.arange(n, dtype=np.float64), quantile).rank
 
 
 def _memory_check(device: str, bench: About, params: GateParams) -> Check:

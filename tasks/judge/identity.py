@@ -34,6 +34,11 @@ class Said:
         return cls(source=source, said=None if said is None else f"{said} bytes", found=f"{found} bytes")
 
     @classmethod
+    def images(cls, source: str, said: int | None, found: int) -> "Said":
+        """A number of test images that a source holds."""
+        return cls(source=source, said=None if said is None else f"{said} images", found=f"{found} images")
+
+    @classmethod
     def top1(cls, source: str, said: float | None, found: float) -> "Said":
         """An accuracy that a source comes to."""
         same = said is not None and abs(said - found) <= cls.TOP1_ROUNDING

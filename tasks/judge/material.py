@@ -43,6 +43,8 @@ class Material:
     """The build's classes, the same in every card."""
     predicted_top1: Mapping[str, float] = field(default_factory=dict)
     """Variant to the accuracy that models/parity/predictions.parquet comes to; empty without truth."""
+    predicted_count: int | None = None
+    """Test images in models/parity/predictions.parquet."""
     champion: Champion | None = None
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
 
@@ -70,7 +72,7 @@ def read_material(workspace: Path, devices: Sequence[str]) -> Material:
         )
     cards = {name: read_json(workspace / _MODELS / name / "card.json") for name in models}
     labels = _labels(cards)
-    parity = read_json(reports / "parity.json")
+    parity = _report(reports / "parity.json")
     now = champions.read_predictions(workspace / _PREDICTIONS, labels, _predicted(parity, models))
     champion = champions.read_champion(workspace / champion_files.FOLDER)
     comparisons: dict[str, Comparison] = {}
@@ -80,15 +82,16 @@ def read_material(workspace: Path, devices: Sequence[str]) -> Material:
         comparisons = champions.compare(champion, then, labels, now)
     known = now[now["label"] >= 0]
     return Material(
-        convert=read_json(reports / "convert.json"),
+        convert=_report(reports / "convert.json"),
         parity=parity,
-        benchmarks={name: read_json(reports / "benchmark" / f"{name}.json") for name in devices},
+        benchmarks={name: _report(reports / "benchmark" / f"{name}.json") for name in devices},
         models=models,
         cards=cards,
         labels=labels,
         predicted_top1={
             str(name): float((known[name] == known["label"]).mean()) for name in now.columns[2:] if len(known)
         },
+        predicted_count=len(now),
         champion=champion,
         comparisons=comparisons,
     )
@@ -104,8 +107,31 @@ def _refuse_foreign(benchmarks: Path, devices: Sequence[str]) -> None:
         )
 
 
+def _report(path: Path) -> dict[str, Any]:
+    """A stage's flat report.
+
+    Raises:
+        UserError: it is missing or no JSON object.
+    """
+    report = read_json(path)
+    if not isinstance(report, dict):
+        raise UserError(
+            f"{path} holds {str(report)[:80] if report is not None else 'null'}",
+            allowed="an object of flat keys, VARIANT/key",
+            next_step="delete it, then `edgeloop build`",
+        )
+    return report
+
+
 def _model(path: Path) -> Model:
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"{path}: {error.strerror}",
+            allowed="a model file that can be read",
+            next_step="delete it, then `edgeloop build`",
+        ) from error
     return Model(sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
 
 

@@ -3,11 +3,19 @@
 from collections import Counter
 from typing import Annotated
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, field_validator
 
+from tasks.judge.text import is_visible
 from tasks.stage import Params
 
-_Said = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+def _readable(text: str) -> str:
+    if not is_visible(text):
+        raise ValueError("there is nothing to read in it")
+    return text
+
+
+_Said = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_readable)]
 
 
 class Waiver(Params):
@@ -26,6 +34,8 @@ class Waiver(Params):
 
 class GateParams(Params):
     """Section `gate` of params.yaml."""
+
+    model_config = ConfigDict(allow_inf_nan=False)  # an infinite threshold would be no check, unsaid
 
     min_top1: float = Field(default=0.9, ge=0, le=1)
     """Accuracy floor of every variant, as a share of the test set, measured in the engine."""

@@ -24,6 +24,12 @@ def no_champion() -> Check:
     return not_measured("champion comparison", "there is no champion: nothing has been released yet")
 
 
+def nothing_comparable(champion: Champion) -> Check:
+    """A champion that no variant can be held against would let any regression through."""
+    why = f"{champion} has no variant of a precision that this build has"
+    return not_measured("champion comparison", why, required=True)
+
+
 def classes_check(champion: Champion, labels: Sequence[str]) -> Check:
     """A build that does not know a class at all has lost it, whatever its test images say."""
     gone = [label for label in champion.labels if label not in labels]

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tasks.judge.check import BY_SEVERITY, Check
+from tasks.judge.text import in_cell
 
 _SIGN = {"at most": "≤", "at least": "≥"}
 _COLUMNS = {
@@ -41,7 +42,7 @@ def markdown(verdict: str, checks: Sequence[Check], comparison: Mapping[str, Any
         *_rows("Waived", by_verdict["waived"]),
         *_lines("Inconclusive", _grouped(by_verdict["inconclusive"], variants)),
         *_lines("Not measured", _grouped((c for c in absent if not c.refuses), variants)),
-        *_lines("To be looked at", [f"{_safe(c.name)}: {_safe(c.note)}" for c in noted]),
+        *_lines("To be looked at", [f"{in_cell(c.name)}: {in_cell(c.note)}" for c in noted]),
         *_champion(comparison, {check.name: check for check in checks}),
         *_passed(by_verdict["pass"]),
     ]
@@ -86,7 +87,7 @@ def _line(group: Sequence[Check], variants: set[str]) -> str:
     reason = first.note or first.evidence
     if len(group) == 1:
         value = "" if first.measured is None else f" {_pair(first)} {first.unit}"
-        return f"{_safe(first.name)}{value}: {_safe(reason)}"
+        return f"{in_cell(first.name)}{value}: {in_cell(reason)}"
     about = {_parts(c.name)[0] for c in group}
     where = f"in all {len(about)} variants" if about == variants else f"in {', '.join(sorted(about))}"
     head = f"{kind}, on {device}" if device else kind
@@ -95,7 +96,7 @@ def _line(group: Sequence[Check], variants: set[str]) -> str:
         low, high = _shown(measured[0]), _shown(measured[-1])
         span = low if low == high else f"{low} to {high}"
         where = f"{span} {first.unit} {where}, threshold {_SIGN[first.bound]} {_shown(first.threshold)}"
-    return f"{_safe(head)}: {_safe(where)}; {_safe(_of_any(reason, variant))}"
+    return f"{in_cell(head)}: {in_cell(where)}; {in_cell(_of_any(reason, variant))}"
 
 
 def _of_any(reason: str, variant: str) -> str:
@@ -137,7 +138,7 @@ def _passed(checks: Sequence[Check]) -> list[str]:
     for c in checks:
         variant, device, kind = _parts(c.name)
         if not variant:
-            others.append(f"{_safe(c.name)} {_pair(c)}")
+            others.append(f"{in_cell(c.name)} {_pair(c)}")
         elif not c.name.endswith((_ACCURACY, _CLASS)):  # those stand in the table above
             cells.setdefault(variant, {})[_column(kind, c.unit, device)] = _cell(c)
     columns = sorted({column for row in cells.values() for column in row})
@@ -163,12 +164,7 @@ def _pair(check: Check) -> str:
 
 
 def _row(*cells: str) -> str:
-    return f"| {' | '.join(_safe(cell) for cell in cells)} |"
-
-
-def _safe(text: str) -> str:
-    """A text of other people's making as one cell: no line end, no cell end, no HTML."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return f"| {' | '.join(in_cell(cell) for cell in cells)} |"
 
 
 def _shown(value: float | str | None) -> str:

@@ -1,4 +1,4 @@
-"""Image files made in memory, shared by the tests of the data stations."""
+"""Image files made in memory for the tests of the data stations, and small models for those that measure."""
 
 import io
 from collections.abc import Callable
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+
+from fleet.device.preprocess import Preprocess
 
 
 def make_pixels(seed: int, width: int = 40, height: int = 30) -> np.ndarray:
@@ -51,3 +53,23 @@ def image_file() -> Callable[..., bytes]:
 def class_folder() -> Callable[..., Path]:
     """`make_class_folder`."""
     return make_class_folder
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory):
+    """Two classifiers of 16 px images; the second has four times the channels."""
+    import torch
+    from torch import nn
+
+    from tasks.mnn.converter import convert
+    from tasks.mnn.onnx_export import export_onnx
+
+    folder, files = tmp_path_factory.mktemp("models"), []
+    for name, channels in (("small", 8), ("large", 32)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, channels, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)).eval()
+        model(torch.zeros(1, 3, 16, 16))
+        export_onnx(model, Preprocess(size_px=16), folder / f"{name}.onnx")
+        convert(folder / f"{name}.onnx", folder / f"{name}.mnn")
+        files.append(folder / f"{name}.mnn")
+    return files

@@ -16,7 +16,7 @@ from clones import ROOT, environment
 
 from fleet.device.errors import EngineError, UserError
 from fleet.device.preprocess import Preprocess
-from fleet.lab.layers import Layer
+from fleet.lab.layers import Layer, profile
 from tasks.bench import bench, parse_configs
 from tasks.bench_text import print_result, short_names
 
@@ -28,26 +28,6 @@ def several(tiny_models, tmp_path_factory):
     configs = parse_configs("1,2", "normal", "normal")
     record = Preprocess(size_px=16)
     return bench(tiny_models, configs, queries=8, preprocess=record, samples=samples), samples
-
-
-@pytest.fixture(scope="module")
-def tiny_models(tmp_path_factory):
-    """Two classifiers of 16 px images; the second has four times the channels."""
-    import torch
-    from torch import nn
-
-    from tasks.mnn.converter import convert
-    from tasks.mnn.onnx_export import export_onnx
-
-    folder, files = tmp_path_factory.mktemp("models"), []
-    for name, channels in (("small", 8), ("large", 32)):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(3, channels, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)).eval()
-        model(torch.zeros(1, 3, 16, 16))
-        export_onnx(model, Preprocess(size_px=16), folder / f"{name}.onnx")
-        convert(folder / f"{name}.onnx", folder / f"{name}.mnn")
-        files.append(folder / f"{name}.mnn")
-    return files
 
 
 def test_one_model_is_one_flat_record(tiny_models):
@@ -200,6 +180,21 @@ def test_a_damaged_model_is_one_error(tmp_path, tiny_models, kept):
     with pytest.raises(EngineError, match=r"damaged\.mnn") as error:
         bench([damaged], parse_configs("1", "normal", "normal"), queries=4)
     assert "Traceback" not in str(error.value)
+
+
+def test_a_file_replaced_while_it_is_measured_is_refused(tmp_path, tiny_models, monkeypatch):
+    """Its latency would be told of the new bytes; no samples are left of it either."""
+    model, samples = tmp_path / "m.mnn", tmp_path / "samples.parquet"
+    model.write_bytes(tiny_models[0].read_bytes())
+
+    def replace_then_profile(*arguments):
+        model.write_bytes(tiny_models[1].read_bytes())
+        return profile(*arguments)
+
+    monkeypatch.setattr("tasks.bench.profile", replace_then_profile)
+    with pytest.raises(UserError, match=r"m\.mnn was replaced while it was measured"):
+        bench([tiny_models[0], model], parse_configs("1", "normal", "normal"), queries=4, samples=samples)
+    assert not samples.exists()
 
 
 @pytest.mark.parametrize("samples", ["none/samples.parquet", ".", "link.parquet", "small.mnn"])

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import hashlib
+import shutil
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,11 +12,12 @@ from pydantic import ValidationError
 from fleet.device.bench import RawRun
 from fleet.device.engine import ENGINE_VERSION, RuntimeConfig
 from fleet.device.errors import UserError
-from fleet.lab.layers import Layer
+from fleet.device.preprocess import Preprocess
+from fleet.lab.layers import Layer, profile
 from fleet.lab.local import LocalDevice
-from tasks.benchmark import Benchmarked, BenchmarkParams, benchmark, check_threads, flat_report
+from tasks.benchmark import Benchmarked, BenchmarkParams, ModelFile, benchmark, check_threads, flat_report
 from tasks.benchmark_files import write_samples
-from tasks.stage import read_json
+from tasks.stage import read_json, write_json
 
 
 def run(ms, **others):
@@ -28,20 +30,19 @@ def run(ms, **others):
 
 @pytest.fixture
 def measured(tmp_path):
-    """One variant in two configs, and the folder with its bytes."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "model.mnn").write_bytes(b"model")
+    """One variant in two configs."""
+    (tmp_path / "model.mnn").write_bytes(b"model")
     slow = Layer(layer="l", op_type="Conv", int8=False, p50_ms=1.0, share=1.0, outlier=True, why="w")
     runs = {
         ("a", "t1-normal-normal"): [run(1.0), run(1.0)],
         ("a", "t2-low-normal"): [run(3.0, core_share=0.5), run(3.0)],
     }
-    return Benchmarked(runs=runs, layers={"a": [slow]}), tmp_path
+    return Benchmarked(runs=runs, layers={"a": [slow]}, models={"a": ModelFile.of(tmp_path / "model.mnn")})
 
 
 def test_the_first_config_bears_the_plain_name(measured):
     """The gate reads VARIANT/key: never the numbers of a config that no release is bound to."""
-    report = flat_report(*measured, 1000)
+    report = flat_report(measured, 1000)
     assert (report["a/config"], report["a/p50_ms"], report["a/flags"]) == ("t1-normal-normal", 1.0, "")
     assert (report["a/t2-low-normal/p50_ms"], report["a/t2-low-normal/flags"]) == (3.0, "noisy")
     assert (report["a/p99_bound_ms"], report["a/p99_bound_rank"], report["a/n"]) == (1.0, 500, 500)
@@ -75,6 +76,22 @@ def test_without_models_nothing_is_measured(tmp_path):
         benchmark(LocalDevice(), tmp_path, BenchmarkParams())
 
 
+def test_a_model_replaced_while_it_is_measured_is_refused(tmp_path, tiny_models, monkeypatch):
+    """The report would give the latency of the old bytes to the new ones."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    shutil.copyfile(tiny_models[0], folder / "model.mnn")
+    write_json(folder / "card.json", {"preprocess": Preprocess(size_px=16).to_dict()})
+
+    def replace_then_profile(*arguments, **options):
+        shutil.copyfile(tiny_models[1], folder / "model.mnn")
+        return profile(*arguments, **options)
+
+    monkeypatch.setattr("tasks.benchmark.profile", replace_then_profile)
+    with pytest.raises(UserError, match="was replaced while it was measured"):
+        benchmark(LocalDevice(), tmp_path, BenchmarkParams(queries=459, rounds=1))
+
+
 def test_threads_end_at_the_devices_cores():
     """As many as cores are allowed, one more is not."""
     check_threads(2, 2)
@@ -85,7 +102,7 @@ def test_threads_end_at_the_devices_cores():
 def test_samples_are_written_as_a_whole_or_not_at_all(measured, tmp_path, monkeypatch):
     """A full disk leaves the samples of before, and no part of the new."""
     path = tmp_path / "s.parquet"
-    write_samples(measured[0].runs, path)
+    write_samples(measured.runs, path)
     before = path.read_bytes()
 
     def full(table, file):
@@ -94,7 +111,7 @@ def test_samples_are_written_as_a_whole_or_not_at_all(measured, tmp_path, monkey
 
     monkeypatch.setattr("tasks.benchmark_files.pq.write_table", full)
     with pytest.raises(OSError, match="No space"):
-        write_samples(measured[0].runs, path)
+        write_samples(measured.runs, path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir() if "parquet" in p.name] == ["s.parquet"]
 

@@ -12,10 +12,12 @@ from gate_workspace import CLASSES, FP32, INT8, PREPROCESS, PRUNED, GateWorkspac
 from fleet.device.errors import UserError
 from fleet.device.preprocess import Preprocess
 from fleet.lab.flags import WARNINGS
-from tasks.gate import require_judged
+from tasks.gate import GateParams, require_judged
 from tasks.judge.evidence import evidence_sha256
+from tasks.stage import load_params
 
 IDENTITY, PROVEN = "evidence is about this file", "preprocessing is the proven one"
+FOLDER = "a folder"
 BGR = Preprocess(size_px=32, color_order="BGR")
 
 
@@ -324,6 +326,24 @@ def test_a_variant_without_counterpart_is_not_measured(built):
     check = by_verdict(report, "not measured")[ACCURACY_LOST]
     assert check["evidence"] == "edgeloop-x version 3 has no variant of precision i8"
     assert set(report["comparison"]) == {FP32, PRUNED}
+    assert report["verdict"] == "pass"
+
+
+@pytest.mark.parametrize("left", [{}, {"mbv3s-p30-w8-r32": {"mnn_sha256": "ab" * 32, "size_bytes": 10}}])
+def test_a_champion_that_no_variant_can_be_held_against_refuses(built, left):
+    """A record without variants, or of another precision only, does not switch the comparison off."""
+    built.write()
+    path = built.path / "champion" / "champion.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"variants": left}))
+    answers = pd.read_parquet(path.with_name("predictions.parquet"))
+    answers.assign(**dict.fromkeys(left, answers[INT8])).to_parquet(path.with_name("predictions.parquet"))
+    digest_now = digest(path.with_name("predictions.parquet").read_bytes())
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"predictions_sha256": digest_now}))
+    report = built.judge()
+    assert report["verdict"] == "fail"
+    check = by_verdict(report, "not measured")["champion comparison"]
+    assert check["required"]
+    assert check["evidence"] == "edgeloop-x version 3 has no variant of a precision that this build has"
 
 
 @pytest.mark.parametrize(
@@ -332,11 +352,14 @@ def test_a_variant_without_counterpart_is_not_measured(built):
         ("parity", "top1"),
         ("parity", "parity_ok"),
         ("parity", "agreement"),
+        ("parity", "max_rel_error"),
+        ("parity", "tolerance_rel"),
         ("parity", "int8_ops_count"),
         ("parity", "mnn_sha256"),
         ("parity", "preprocess_sha256"),
         ("bench", "p95_bound_ms"),
         ("bench", "flags"),
+        ("bench", "n"),
         ("bench", "mnn_sha256"),
         ("convert", "size_bytes"),
     ],
@@ -349,6 +372,51 @@ def test_missing_evidence_is_not_measured_and_refuses(built, report, key):
     assert found["verdict"] == "fail"
     assert not by_verdict(found, "fail")
     assert any(check["required"] for check in by_verdict(found, "not measured").values())
+
+
+@pytest.mark.parametrize(
+    ("report", "key", "value", "named"),
+    [
+        ("bench", "p95_bound_ms", -1, "p95_bound_ms is -1"),
+        ("bench", "p99_bound_ms", -5.0, "p99_bound_ms is -5.0"),
+        ("bench", "peak_memory_mb", -9, "peak_memory_mb is -9"),
+        ("bench", "p99_bound_rank", 499, "p99_bound_rank is 499\n.*rank 500 of 500 samples"),
+        ("bench", "n", 3, "p95_bound_rank is 487\n.*none: 3 samples bound no such percentile"),
+        ("bench", "n", 0, "n is 0"),
+        ("parity", "agreement", 2, "agreement is 2"),
+        ("parity", "agreement", -0.1, "agreement is -0.1"),
+        ("parity", "top1", 1.01, "top1 is 1.01"),
+        ("parity", "parity_ok", True, "parity_ok is True"),
+        ("parity", "n", -80, "n is -80"),
+        ("parity", "n", 0, "n is 0"),
+        ("parity", "n", 2499.5, "n is 2499.5"),
+        ("parity", "n", 10**9, "n is 1000000000"),
+        ("parity", "tolerance_rel", 10**400, "tolerance_rel is 10000"),
+    ],
+)
+def test_numbers_that_nothing_can_have_measured_are_refused(built, report, key, value, named):
+    """Not judged, passed or failed, but named: no stage writes a negative latency or a share above one."""
+    built.write()
+    getattr(built, report)[f"{INT8}/{key}"] = value
+    built.write(top1=False)
+    with pytest.raises(UserError, match=f"{INT8}/{named}"):
+        built.judge()
+
+
+@pytest.mark.parametrize("n", [80, 2499, 10**6])
+def test_predictions_of_another_number_of_images_are_refused(built, n):
+    """parity.json speaks of as many images as there are predictions."""
+    built.parity[f"{INT8}/n"] = n
+    check = by_verdict(built.write().judge(), "fail")[f"{INT8}: {IDENTITY}"]
+    assert check["evidence"] == f"predictions.parquet is about 2500 images, not {n} images"
+
+
+def test_an_error_beyond_its_tolerance_is_no_parity_whatever_the_report_says(built):
+    """The verdict follows from the numbers; the report's three digits are no difference."""
+    built.parity |= {f"{INT8}/max_rel_error": 1.01e-4, f"{PRUNED}/max_rel_error": 1.004e-4}
+    failed = by_verdict(built.write().judge(), "fail")
+    assert list(failed) == [f"{INT8}: parity with torch and ONNX Runtime"]
+    assert "the error is beyond the tolerance" in next(iter(failed.values()))["evidence"]
 
 
 def test_what_a_stale_report_measured_is_not_measured(built):
@@ -431,6 +499,21 @@ def test_allowed_disagreements_are_at_least_one(tmp_path):
         ("models/parity/predictions.parquet", None, "dvc repro parity"),
         (f"models/mnn/{INT8}/card.json", None, r"card\.json"),
         (f"models/mnn/{INT8}/card.json", '{"labels": ["cat"]}', "the same in every card"),
+        ("reports/parity.json", "null", r"parity\.json holds null"),
+        ("reports/parity.json", "[1]", r"parity\.json holds \[1\]"),
+        ("reports/convert.json", "7", r"convert\.json holds 7"),
+        ("reports/benchmark/local.json", "[]", r"local\.json holds \[\]"),
+        ("reports/convert.json", "[" * 100_000, r"convert\.json: nested too deeply"),
+        (f"models/mnn/{INT8}/card.json", "null", "the same in every card"),
+        (f"models/mnn/{INT8}/card.json", "[" * 100_000, r"card\.json: nested too deeply"),
+        (f"models/mnn/{INT8}/model.mnn", FOLDER, r"model\.mnn"),
+        (f"models/mnn/{INT8}/card.json", FOLDER, r"card\.json"),
+        ("models/parity/predictions.parquet", FOLDER, "dvc repro parity"),
+        ("champion/champion.json", FOLDER, r"there is no .*champion\.json"),
+        ("champion/champion.json", "null", r"champion\.json: "),
+        ("champion/champion.json", "[1]", r"champion\.json: "),
+        ("champion/champion.json", "[" * 100_000, r"champion\.json: nested too deeply"),
+        ("champion/predictions.parquet", FOLDER, "predictions.parquet: no file"),
         ("champion/champion.json", None, r"there is no .*champion\.json"),
         ("champion/champion.json", '{"name": 1}', "version: Field required"),
         ("champion/predictions.parquet", "", "the predictions .* names"),
@@ -440,12 +523,26 @@ def test_what_cannot_be_read_is_one_clear_error(built, file, content, message):
     """A missing or corrupt file is no verdict: the error names it and the next step."""
     built.write()
     path = built.path / file
-    if content is None:
+    if content in (None, FOLDER):
         path.unlink()
+        if content:
+            path.mkdir()
     else:
         path.write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=message):
         built.judge()
+
+
+FLOATS = [name for name, field in GateParams.model_fields.items() if field.annotation is float]
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan"])
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_threshold_is_a_finite_number(tmp_path, name, value):
+    """Every threshold: an infinite one would switch its check off and could be in no report."""
+    (tmp_path / "params.yaml").write_text(f"gate:\n  {name}: {value}\n")
+    with pytest.raises(UserError, match=f"gate.{name}: Input should be "):
+        load_params("gate", GateParams, tmp_path)
 
 
 def test_no_model_at_all_is_no_pass(built):
@@ -496,8 +593,10 @@ def test_files_changed_after_the_verdict_are_found(built, file):
     report = built.write().judge()
     require_judged(built.path, report)
     (built.path / file).write_bytes((built.path / file).read_bytes() + b" ")
-    with pytest.raises(UserError, match="is not what the gate judged"):
+    with pytest.raises(UserError, match="is not what the gate judged") as error:
         require_judged(built.path, report)
+    # Of this workspace alone: others of the clone may never have been built.
+    assert f"`dvc checkout --force {built.path / 'dvc.yaml'}`" in str(error.value)
 
 
 def test_an_edited_verdict_is_found(built):

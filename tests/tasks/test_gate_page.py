@@ -1,5 +1,6 @@
 """reports/gate.md: reasons first, short enough for MLflow, and nobody's text breaks it."""
 
+import pytest
 from gate_workspace import INT8, VARIANTS, GateWorkspace
 
 from tasks.judge.check import judged
@@ -98,3 +99,22 @@ def test_texts_of_others_stay_in_their_cell():
     check = judged("v: x", 2.0, 1.0, unit="pp", n=None, evidence="a | b\n| c |\n<script>")
     row = markdown("fail", [check], {}).splitlines()[-1]
     assert row == "| v: x | 2 | ≤ 1 pp | - | a \\| b \\| c \\| &lt;script> |"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[a](javascript:x)", "\\[a\\](javascript:x)"),
+        ("![p](http://x)", "!\\[p\\](http://x)"),
+        ("a\\| b", "a\\\\\\| b"),
+        ("&#x202E;&lt;", "&amp;#x202E;&amp;lt;"),
+        ("99 \u202eliaf", "99 {U+202E}liaf"),
+        ("c\u200bat \u2066\x1b[0m", "c{U+200B}at {U+2066}{U+001B}\\[0m"),
+        ("cat\u3164 \ufe0f", "cat{U+3164} {U+FE0F}"),
+        ("Größe 大 e\u0301", "Größe 大 e\u0301"),
+    ],
+)
+def test_texts_of_others_neither_lead_away_nor_hide(text, shown):
+    """No link, picture, entity, reversed or invisible letter of a class or waiver reaches a reviewer."""
+    check = judged("v: x", 2.0, 1.0, unit="pp", n=None, evidence=text)
+    assert markdown("fail", [check], {}).splitlines()[-1] == f"| v: x | 2 | ≤ 1 pp | - | {shown} |"

@@ -1,5 +1,7 @@
 """Waivers: a named person accepts a measured value, up to a value; everything else is refused or unused."""
 
+import json
+
 import pytest
 from gate_workspace import FP32, INT8, PRUNED, GateWorkspace, by_verdict, digest
 
@@ -130,4 +132,14 @@ def test_a_waiver_without_author_reason_or_limit_is_refused(tmp_path, lines, mes
     """The section is validated before a stage runs; the key that is wrong is named."""
     (tmp_path / "params.yaml").write_text(f"gate:\n  waivers: [{lines}]\n", encoding="utf-8")
     with pytest.raises(UserError, match=message):
+        load_params("gate", GateParams, tmp_path)
+
+
+@pytest.mark.parametrize("field", ["by", "why"])
+@pytest.mark.parametrize("text", ["\u200b", "\u2060 \u200d", "\u3164", "\u2800", "\ufe0f\u202e"])
+def test_an_author_or_reason_that_nobody_can_see_is_none(tmp_path, field, text):
+    """Letters without width and fillers name no person."""
+    waiver = json.dumps(WAIVER | {field: text})  # JSON is YAML
+    (tmp_path / "params.yaml").write_text(f"gate: {{waivers: [{waiver}]}}\n", encoding="utf-8")
+    with pytest.raises(UserError, match=f"gate.waivers.0.{field}: .*nothing to read"):
         load_params("gate", GateParams, tmp_path)
