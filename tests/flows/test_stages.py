@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from flows import build, stages
+from tasks.champion import write_champion
 from tasks.stage import write_json
 from tasks.workspace import Workspace
 
@@ -63,6 +64,7 @@ def test_a_store_that_is_stuck_is_waited_for_once(tmp_path, monkeypatch, capsys,
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     gate = {"verdict": verdict, "checks": [], "evidence": {}, "evidence_sha256": "e"}
     write_json(tmp_path / "reports" / "gate.json", gate)
+    write_champion(tmp_path / "champion")
     did = []
     monkeypatch.setattr(build, "wait_until_written", lambda folder, limit_s: bool(did.append("wait")))
     register = SimpleNamespace(
