@@ -1,5 +1,6 @@
 """The interpreter, the packages, what a bare `pip` would change, and the machine."""
 
+import csv
 import importlib.metadata
 import os
 import platform
@@ -81,18 +82,23 @@ def check_packages(root: Path) -> Iterator[Finding]:
 
 
 def _version(name: str) -> str:
-    try:  # a half-installed package has a folder of metadata without METADATA: then there is no version
-        return importlib.metadata.distribution(name).metadata["Version"] or "half installed"
+    try:
+        package = importlib.metadata.distribution(name)
+        # A half-installed package may have its folder of metadata without METADATA.
+        return (package.read_text("METADATA") and package.metadata["Version"]) or "half installed"
     except importlib.metadata.PackageNotFoundError:
         return "missing"
 
 
 def _missing_files(name: str) -> list[str]:
-    files = importlib.metadata.distribution(name).files
-    if files is None:
+    package = importlib.metadata.distribution(name)
+    record = package.read_text("RECORD")
+    if record is None:
         return ["its RECORD"]
+    # Not `package.files`: where the backport importlib_metadata is loaded, what is missing is left out there.
+    files = [row[0] for row in csv.reader(record.splitlines()) if row]
     # Byte code is made again when it is missing.
-    return [str(file) for file in files if file.suffix != ".pyc" and not exists(Path(str(file.locate())))]
+    return [f for f in files if not f.endswith(".pyc") and not exists(Path(str(package.locate_file(f))))]
 
 
 def check_pip() -> Iterator[Finding]:
