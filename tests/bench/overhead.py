@@ -18,7 +18,7 @@ from typing import Any
 
 from report import FOLDER, conditions, write
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[n]) for n in (1, 2)]  # `clones`; `fleet` is not tests/fleet
 from clones import clone_repository, edgeloop
 
 from tasks.workspace import workspaces
