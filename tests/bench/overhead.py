@@ -18,10 +18,11 @@ from typing import Any
 
 from report import FOLDER, conditions, write
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[n]) for n in (1, 2)]  # `clones`; `fleet` is not tests/fleet
-from clones import clone_repository, edgeloop
+for folder in (2, 1):  # the second for `clones`; the first so that `fleet` is not tests/fleet
+    sys.path.insert(0, str(Path(__file__).resolve().parents[folder]))
+from clones import clone_repository, edgeloop  # noqa: E402  # as above
 
-from tasks.workspace import workspaces
+from tasks.workspace import workspaces  # noqa: E402
 
 _TEXT = (
     "A stage's seconds are those inside its frame; its process start and imports count as overhead, as do"
