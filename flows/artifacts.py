@@ -16,6 +16,7 @@ from uuid import UUID
 
 from flows.progress import Step
 from flows.servers import addresses, report_pages
+from tasks.judge.text import in_cell
 from tasks.mlflow_file import registered_name, run_of
 from tasks.refusal import refusing, what_was_found
 from tasks.tracking import sqlite_file
@@ -51,7 +52,7 @@ def result_markdown(result: Result, links: Sequence[str]) -> str:
     lines = [f"## Gate: {result.gate['verdict']}", ", ".join(f"{n} {v}" for v, n in counts.most_common())]
     if result.registered:
         name, version = result.registered["name"], result.registered["version"]
-        lines += ["", f"Registered as **{name} version {version}**, waiting for review."]
+        lines += ["", f"Registered as **{name} version {version}**."]
     else:
         lines += ["", "Not registered."]
     if refused := refusing(result.gate):
@@ -71,7 +72,7 @@ def _variant_row(v: Mapping[str, Any]) -> str:
 
 
 def _row(*cells: object) -> str:
-    return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"| {' | '.join(in_cell(str(cell)) for cell in cells)} |"
 
 
 def links(workspace: Workspace, build_id: str, uri: str, registered: Mapping[str, Any] | None) -> list[str]:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from tasks.report.write import Drawn
 
 _WRITER_GRACE_S = 60.0
+_PRINTED = ("preset", "seconds", "variants", "gate", "registered")
+"""What the JSON of a build has; the rest is for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class Built:
     registered: dict[str, Any] | None
     """Name and version, None when the gate refused."""
     ran: list[str]
-    """Stages that were due; for people, not in the JSON, like the next two."""
+    """Stages that were due."""
     champion: dict[str, Any]
     """champion/champion.json; empty when nothing has been released."""
     comparison: dict[str, Any]
@@ -66,9 +68,7 @@ class Built:
     def to_json(self) -> str:
         """The JSON of the command line."""
         record = asdict(self)
-        for name in ("ran", "champion", "comparison"):
-            del record[name]
-        return json.dumps(record, indent=1)
+        return json.dumps({name: record[name] for name in _PRINTED}, indent=1)
 
 
 def build(workspace: Workspace) -> Built:

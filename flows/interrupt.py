@@ -16,7 +16,7 @@ def as_ctrl_c() -> None:
             signal.signal(ending, signal.default_int_handler)
 
 
-def leave() -> NoReturn:
+def leave(said: str = "interrupted") -> NoReturn:
     """End at once, with all this process started, but for what has a session of its own.
 
     Unwinding would take long: Prefect tells its server of the interruption for over a minute, which a
@@ -24,7 +24,7 @@ def leave() -> NoReturn:
     """
     import psutil
 
-    print("edgeloop: interrupted; the next build goes on from here", file=sys.stderr, flush=True)
+    print(f"edgeloop: {said}", file=sys.stderr, flush=True)
     session = os.getsid(0)
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):

@@ -4,18 +4,15 @@ On a terminal a stage draws a bar of its own. In a log, where it cannot, and on 
 bar, a line comes every few seconds.
 """
 
-import contextvars
 import json
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.progress import PROGRESS_FILE
+from tasks.progress import PROGRESS_FILE, ticking
 
 EVERY_S = 10.0
 
@@ -68,26 +65,17 @@ def told(step: Step, tell: Tell) -> Iterator[Mapping[str, str]]:
     _print(f"{step}: {does}" if does else str(step))
     tell(step, does)
     with tempfile.TemporaryDirectory() as folder:
-        file, ended = Path(folder) / "progress.json", threading.Event()
-        # With this thread's context: Prefect keeps there which server and which flow run it works with.
-        context = contextvars.copy_context()
-        beat = threading.Thread(target=context.run, args=(_beat, step, file, tell, ended), daemon=True)
-        beat.start()
-        try:
+        file = Path(folder) / "progress.json"
+        with ticking(EVERY_S, lambda seconds: _beat(step, file, tell, seconds)):
             yield {PROGRESS_FILE: str(file)}
-        finally:
-            ended.set()
-            beat.join()
 
 
-def _beat(step: Step, file: Path, tell: Tell, ended: threading.Event) -> None:
-    started = time.monotonic()
-    while not ended.wait(EVERY_S):
-        text = _read(file)
-        seconds = f"{time.monotonic() - started:.0f} s"
-        if not (text and sys.stderr.isatty()):  # there the stage shows it itself
-            _print(f"{step}: {seconds}, {text}" if text else f"{step}: {seconds}")
-        tell(step, f"{seconds}, {text}" if text else seconds)
+def _beat(step: Step, file: Path, tell: Tell, seconds: float) -> None:
+    loop = _read(file)
+    text = f"{seconds:.0f} s, {loop}" if loop else f"{seconds:.0f} s"
+    if not (loop and sys.stderr.isatty()):  # there the stage shows it itself
+        _print(f"{step}: {text}")
+    tell(step, text)
 
 
 def _read(file: Path) -> str:

@@ -25,7 +25,7 @@ from flows.dvc_child import innermost, locked
 from flows.inputs import check_workspace
 from tasks.stage import FAILURE_FILE
 from tasks.tracking import BUILD_ID, BUILD_OWNER, QUIET_TOOLS, tracking_uri
-from tasks.workspace import Workspace
+from tasks.workspace import Workspace, python_path
 
 # What DVC tells people who type its commands, after every stage.
 _DVC_HINTS = (
@@ -191,9 +191,8 @@ def stage_environment(workspace: Workspace) -> dict[str, str]:
             allowed="a Python environment as `make setup` creates it",
             next_step="`make setup`, then `.venv/bin/edgeloop build`",
         )
-    code = os.pathsep.join(filter(None, (str(workspace.repository), os.environ.get("PYTHONPATH"))))
     path = os.pathsep.join((str(here), os.environ.get("PATH", os.defpath)))
-    own = {"PATH": path, "PYTHONPATH": code, BUILD_OWNER: str(os.getpid())}
+    own = {"PATH": path, "PYTHONPATH": python_path(workspace.repository), BUILD_OWNER: str(os.getpid())}
     own["MLFLOW_TRACKING_URI"] = tracking_uri(workspace.path)  # a stage works in another folder
     return dict(os.environ) | QUIET_TOOLS | own
 

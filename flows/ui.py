@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from fleet.device.errors import EngineError, UserError
 from flows.servers import addresses, mlflow_server, prefect_server, process, report_pages
-from tasks.tracking import check_store, state_folder, tracking_uri
+from tasks.tracking import check_store, is_server, state_folder, tracking_uri
 from tasks.workspace import Workspace
 
 _WATCH_S = 1.0
@@ -84,7 +84,7 @@ class _MlflowPage:
 @contextlib.contextmanager
 def _mlflow(workspace: Workspace, port: int) -> Iterator[_MlflowPage]:
     page = _MlflowPage(workspace, port, None)
-    if tracking_uri(workspace.path).startswith(("http://", "https://")):
+    if is_server(tracking_uri(workspace.path)):
         yield page
         return
     page.start()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_S = (5.0, 20.0)
 _DRAIN_LIMIT_S = 10.0
+_GOES_ON = "interrupted; the next build goes on from here"
 _SERVER_TROUBLE = 500
 """From this HTTP status on it is the store that failed, not what it was asked."""
 
@@ -140,7 +141,7 @@ class _Flow:
         try:
             action()
         except KeyboardInterrupt:
-            leave()
+            leave(_GOES_ON)
         except Exception as error:  # noqa: BLE001  # raised again by `run`
             self._failures.append(error)
             return Failed(message=str(error))
@@ -181,7 +182,7 @@ class _Flow:
             try:
                 return self._steps.register()
             except KeyboardInterrupt:
-                leave()
+                leave(_GOES_ON)
 
         registered: dict[str, Any] = register(return_state=True).result()
         return registered

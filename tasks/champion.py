@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fleet.device.errors import UserError
@@ -218,48 +219,84 @@ class Comparison:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What one variant answered to its test images."""
+
+    table: "pd.DataFrame"
+    """sha256, label, and a column a variant with class indices; -1 in `label` for no truth."""
+    labels: Sequence[str]
+    """Class names in the order of the indices."""
+    variant: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class InCommon:
+    """What two models answered to the same N test images, classes numbered as in the newer data set."""
+
+    rows: npt.NDArray[np.int64]
+    """Which of the newer predictions these images are."""
+    truth: npt.NDArray[np.int64]
+    then: npt.NDArray[np.int64]
+    """-1 where the champion answered a class that is none any more."""
+    now: npt.NDArray[np.int64]
+
+
+def in_common(then: Predicted, now: Predicted) -> InCommon:
+    """Join predictions image by image: by SHA-256, and classes by their names, whose order may differ.
+
+    What is true is what `now`'s data set says: a label corrected since is corrected for both. Images without
+    truth, and those of classes that `then` does not know, are left out.
+    """
+    index = {label: position for position, label in enumerate(now.labels)}
+    as_now = np.array([index.get(label, -1) for label in then.labels], np.int64)
+    mine = now.table[["sha256", "label", now.variant]].rename(columns={now.variant: "now"})
+    mine = mine.assign(row=np.arange(len(mine)))
+    mine = mine[mine["label"].isin(as_now[as_now >= 0])]
+    theirs = then.table[["sha256", then.variant]].rename(columns={then.variant: "then"})
+    both = mine.merge(theirs, on="sha256")
+    return InCommon(
+        rows=both["row"].to_numpy(np.int64),
+        truth=both["label"].to_numpy(np.int64),
+        then=as_now[both["then"].to_numpy(np.int64)],
+        now=both["now"].to_numpy(np.int64),
+    )
+
+
 def compare(
     champion: Champion, then: "pd.DataFrame", labels: Sequence[str], now: "pd.DataFrame"
 ) -> dict[str, Comparison]:
     """Hold every variant of a build against the champion's counterpart, image by image.
 
-    Images are joined by their SHA-256 and classes by their names, whose order may differ. What is true is
-    what the build's data set says: a label corrected since is corrected for both. Images without truth, and
-    those of classes that the champion does not know, are left out.
-
     Args:
         champion: The record.
-        then: Its predictions: sha256, label, one column a variant, class indices in its labels' order.
+        then: Its predictions, a column a variant.
         labels: The build's class names.
-        now: The build's predictions, class indices in `labels`' order.
+        now: The build's predictions, a column a variant.
 
     Returns:
         Variant to comparison; variants without counterpart are missing, and n is 0 without a common image.
     """
-    index = {name: position for position, name in enumerate(labels)}
-    as_now = np.array([index.get(name, -2) for name in champion.labels], np.int64)  # -2: no class any more
     known = np.array([name in champion.labels for name in labels])
-    truth = now["label"].to_numpy(np.int64)
-    usable = (truth >= 0) & known[truth]
-    unknown_count = int(((truth >= 0) & ~known[truth]).sum())
+    truth = now.loc[now["label"] >= 0, "label"].to_numpy(np.int64)
+    test_count = int(known[truth].sum())
     found: dict[str, Comparison] = {}
     for name in (str(column) for column in now.columns if column not in _NOT_VARIANTS):
         against = champion.counterpart(name)
         if against is None:
             continue
-        mine = now.loc[usable, ["sha256", "label", name]].rename(columns={name: "now"})
-        both = mine.merge(then[["sha256", against]].rename(columns={against: "then"}), on="sha256")
-        common = both["label"].to_numpy(np.int64)
-        was_right = as_now[both["then"].to_numpy(np.int64)] == common
-        is_right = both["now"].to_numpy(np.int64) == common
+        before = Predicted(table=then, labels=champion.labels, variant=against)
+        both = in_common(before, Predicted(table=now, labels=labels, variant=name))
+        was_right, is_right = both.then == both.truth, both.now == both.truth
         found[name] = Comparison(
             against=against,
             paired=Paired.of(was_right, is_right),
-            test_count=int(usable.sum()),
-            unknown_count=unknown_count,
+            test_count=test_count,
+            unknown_count=len(truth) - test_count,
             classes=tuple(
-                ClassChange(label=labels[c], paired=Paired.of(was_right[common == c], is_right[common == c]))
-                for c in np.unique(common)
+                ClassChange(label=labels[c], paired=Paired.of(was_right[which], is_right[which]))
+                for c in np.unique(both.truth)
+                for which in [both.truth == c]
             ),
         )
     return found

@@ -3,11 +3,14 @@
 Where a build runs the stage, it writes that line: the stage leaves word in the file PROGRESS_FILE names.
 """
 
+import contextvars
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +20,25 @@ PROGRESS_FILE = "EDGELOOP_PROGRESS_FILE"
 """Environment variable: where the build reads how far a stage is."""
 _LOG_EVERY_S = 10.0
 _TELL_EVERY_S = 1.0
+
+
+@contextmanager
+def ticking(every_s: float, tick: Callable[[float], None]) -> Iterator[None]:
+    """Call `tick` with the seconds passed, again and again while the block runs, from a thread of its own."""
+    started, ended = time.monotonic(), threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(every_s):
+            tick(time.monotonic() - started)
+
+    # With the caller's context: Prefect keeps there which server and which flow run it works with.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(beat,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.judge.check import refuses
+from tasks.judge.check import refuses, subject_of
 
 _SHARE = "share of the test set"
 _DIGITS = 4
@@ -21,15 +21,8 @@ def refusing(gate: Mapping[str, Any]) -> list[dict[str, Any]]:
         KeyError, TypeError: it is not what the gate writes.
     """
     found = [c for c in gate["checks"] if refuses(c["verdict"], required=c["required"])]
-    kinds = list(dict.fromkeys(_kind(c["name"]) for c in found))
-    return sorted(found, key=lambda c: kinds.index(_kind(c["name"])))
-
-
-def _kind(name: str) -> str:
-    """What is checked, as in `VARIANT on DEVICE: peak memory`; its parent's name is left out."""
-    subject, colon, kind = name.partition(": ")
-    kind = kind if colon else subject
-    return kind if kind.endswith(" the champion") else kind.partition(" against ")[0]
+    kinds = list(dict.fromkeys(subject_of(c["name"]).kind for c in found))
+    return sorted(found, key=lambda c: kinds.index(subject_of(c["name"]).kind))
 
 
 def what_was_found(check: Mapping[str, Any]) -> str:

@@ -6,14 +6,14 @@ python -m tasks.results                    # write the table again from the JSON
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tasks.prune import PruneParams
 from tasks.quantize import QuantizeParams
 from tasks.stage import load_params, read_json, write_json, write_text
 from tasks.summary import variants
 from tasks.train import TrainParams
-from tasks.variants import Variant
+from tasks.variants import Precision, Variant
 from tasks.workspace import CODE, find_workspace
 
 FOLDER = Path("docs/results")
@@ -101,7 +101,7 @@ def _conditions(build: dict[str, Any]) -> str:
 
 def _order(row: dict[str, Any]) -> tuple[int, int]:
     variant = Variant.parse(row["name"])
-    return variant.pruned_percent, ("fp32", "fp16", "w8", "i8").index(variant.precision)
+    return variant.pruned_percent, get_args(Precision).index(variant.precision)
 
 
 def _row(row: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ import psutil
 
 from fleet.device.errors import EdgeloopError, UserError
 from tasks import provenance
-from tasks.workspace import CODE, find_repository
+from tasks.workspace import CODE, find_repository, python_path
 
 BUILD_ID = "EDGELOOP_BUILD_ID"
 BUILD_OWNER = "EDGELOOP_BUILD_OWNER"
@@ -174,8 +174,7 @@ def _inputs(file: Path, address: str) -> Iterator[None]:
 
 
 def _child_environment() -> dict[str, str]:
-    code = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
-    return dict(os.environ) | QUIET_TOOLS | {"PYTHONPATH": code}
+    return dict(os.environ) | QUIET_TOOLS | {"PYTHONPATH": python_path(CODE)}
 
 
 def shown(uri: str) -> str:
@@ -233,6 +232,11 @@ def spool_folder(folder: Path, build: str) -> Path:
     return state_folder(folder) / "spool" / build
 
 
+def is_server(uri: str) -> bool:
+    """Whether MLflow is asked through a server of its own, which has pages of its own."""
+    return uri.startswith(("http://", "https://"))
+
+
 def check_store(uri: str) -> None:
     """See that the tracking store can be reached, within seconds.
 
@@ -240,7 +244,7 @@ def check_store(uri: str) -> None:
         UserError: its server does not answer, its driver is not installed, or its file cannot be written.
     """
     database, trouble = sqlite_file(uri), ""
-    if uri.startswith(("http://", "https://")):
+    if is_server(uri):
         trouble = _server_trouble(uri)
     elif database is not None:
         trouble = _file_trouble(database)

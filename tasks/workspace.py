@@ -30,6 +30,11 @@ class Workspace:
     repository: Path
 
 
+def python_path(code: Path) -> str:
+    """PYTHONPATH for a child that is to run the code in `code`, before what the caller's holds."""
+    return os.pathsep.join(filter(None, (str(code), os.environ.get("PYTHONPATH"))))
+
+
 def find_repository(start: Path) -> Path | None:
     """The nearest folder at or above `start` that DVC was initialised in."""
     return next((folder for folder in (start, *start.parents) if (folder / ".dvc").is_dir()), None)

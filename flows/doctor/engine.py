@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fleet.device.errors import EdgeloopError
 from flows.doctor.finding import REINSTALL, Finding, exists, guarded, hand_over
+from flows.doctor.wheel import Recorded, recorded_files
 
 _ENGINE = "MNN"
 _LOG_CLIENT = "aliyun-log-python-sdk"
@@ -36,9 +37,9 @@ def check_engine_wheel() -> Iterator[Finding]:
             check="engine wheel", status="problem", found="MNN is not installed", next_step=REINSTALL
         )
         return
-    files = [file for file in distribution.files or [] if file.hash is not None]
-    wrong = [str(file) for file in files if not _as_shipped(file)]
-    version = distribution.metadata["Version"]
+    files = [file for file in recorded_files(distribution) or [] if file.digest]
+    wrong = [file.name for file in files if not _as_shipped(file)]
+    version = distribution.read_text("METADATA") and distribution.metadata["Version"]
     again = f"`{sys.executable} -m pip install --force-reinstall --no-deps MNN=={version or '<the pinned>'}`"
     if not files or not version:
         yield Finding(
@@ -61,15 +62,12 @@ def check_engine_wheel() -> Iterator[Finding]:
     )
 
 
-def _as_shipped(file: importlib.metadata.PackagePath) -> bool:
-    path = Path(str(file.locate()))
-    if path.suffix == ".pyc":
-        return True
-    if file.hash is None or not exists(path):
+def _as_shipped(file: Recorded) -> bool:
+    if not exists(file.path):
         return False
-    with path.open("rb") as opened:
-        digest = hashlib.file_digest(opened, file.hash.mode).digest()
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == file.hash.value
+    with file.path.open("rb") as opened:
+        digest = hashlib.file_digest(opened, file.algorithm).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == file.digest
 
 
 def check_phone_home() -> Iterator[Finding]:

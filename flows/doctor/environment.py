@@ -1,6 +1,5 @@
 """The interpreter, the packages, what a bare `pip` would change, and the machine."""
 
-import csv
 import importlib.metadata
 import os
 import platform
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flows.doctor.finding import REINSTALL, Finding, exists
+from flows.doctor.wheel import recorded_files
 
 _MIN_FREE_GB = 5
 _MIN_MEMORY_GIB = 2
@@ -91,14 +91,8 @@ def _version(name: str) -> str:
 
 
 def _missing_files(name: str) -> list[str]:
-    package = importlib.metadata.distribution(name)
-    record = package.read_text("RECORD")
-    if record is None:
-        return ["its RECORD"]
-    # Not `package.files`: where the backport importlib_metadata is loaded, what is missing is left out there.
-    files = [row[0] for row in csv.reader(record.splitlines()) if row]
-    # Byte code is made again when it is missing.
-    return [f for f in files if not f.endswith(".pyc") and not exists(Path(str(package.locate_file(f))))]
+    files = recorded_files(importlib.metadata.distribution(name))
+    return ["its RECORD"] if files is None else [file.name for file in files if not exists(file.path)]
 
 
 def check_pip() -> Iterator[Finding]:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fleet.device.errors import UserError
-from flows.doctor.finding import Finding
+from flows.doctor.finding import REINSTALL, Finding
 from flows.servers import prefect_server
 from tasks.http_probe import Answer, Asked, ask
-from tasks.tracking import check_store, reading, shown, sqlite_file, tracking_uri
+from tasks.tracking import check_store, is_server, reading, shown, sqlite_file, tracking_uri
 
 _AWAY = "away: builds go on with a new one; models and reports are not in it"
 _LEAST_FREE_GB = 0.5
@@ -30,7 +30,7 @@ def check_mlflow(root: Path) -> Iterator[Finding]:
         yield Finding(check="mlflow", status="ok", found=f"no runs yet; the first build makes {database}")
     elif database is not None:
         yield from _database(database)
-    elif uri.startswith(("http://", "https://")):
+    elif is_server(uri):
         yield _mlflow_server(uri)
     else:
         try:
@@ -100,7 +100,7 @@ def _schema(database: Path) -> Finding:
             check="mlflow schema",
             status="problem",
             found="the installed MLflow lacks its migrations",
-            next_step="`make clean && make setup` makes the environment anew; models and data stay",
+            next_step=REINSTALL,
         )
     if have in heads:
         return Finding(check="mlflow schema", status="ok", found=f"{have}, as the installed MLflow has it")
@@ -154,11 +154,8 @@ def _mlflow_server(uri: str) -> Finding:
     token = os.environ.get("MLFLOW_TRACKING_TOKEN")
     user, password = (os.environ.get(f"MLFLOW_TRACKING_{name}", "") for name in ("USERNAME", "PASSWORD"))
     basic = f"{user}:{password}" if user else None
-    # Not /health, which answers whoever asks.
     path = "/api/2.0/mlflow/experiments/search?max_results=1"
-    asked = ask(uri, path, basic=basic, bearer=token)
-    if asked.answer == "answers" and not _is_json(asked.body):
-        asked = Asked(answer="answers otherwise", detail="no JSON")
+    asked = _asked_for_json(uri, path, basic, token)
     return _server("mlflow", f"MLflow at {shown(uri)}", asked, _MLFLOW_STEPS)
 
 
@@ -181,10 +178,7 @@ def check_prefect(root: Path) -> Iterator[Finding]:
         yield Finding(check="prefect", status="ok", found=found)
         return
     key, basic = os.environ.get("PREFECT_API_KEY"), os.environ.get("PREFECT_API_AUTH_STRING")
-    # Not /health, which answers whoever asks.
-    asked = ask(uri, "/admin/version", basic=basic, bearer=key)
-    if asked.answer == "answers" and not _is_json(asked.body):
-        asked = Asked(answer="answers otherwise", detail="no JSON")
+    asked = _asked_for_json(uri, "/admin/version", basic, key)
     yield _server("prefect", f"Prefect at {shown(uri)}", asked, _PREFECT_STEPS)
 
 
@@ -206,9 +200,12 @@ def _server(check: str, name: str, asked: Asked, steps: dict[Answer, str]) -> Fi
     )
 
 
-def _is_json(body: bytes) -> bool:
+def _asked_for_json(uri: str, path: str, basic: str | None, bearer: str | None) -> Asked:
+    """What becomes of a request that wants permission, unlike one for /health, which answers whoever asks."""
+    asked = ask(uri, path, basic=basic, bearer=bearer)
     try:
-        json.loads(body)
+        if asked.answer == "answers":
+            json.loads(asked.body)
     except ValueError:
-        return False
-    return True
+        return Asked(answer="answers otherwise", detail="no JSON")
+    return asked

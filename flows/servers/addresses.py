@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flows.servers.process import HOST
 from tasks.stage import write_json
-from tasks.tracking import state_folder, tracking_uri
+from tasks.tracking import is_server, state_folder, tracking_uri
 
 _FILE = "ui.json"
 _ANY = 65535
@@ -43,7 +43,7 @@ def remember(folder: Path, ports: Ports) -> None:
 def mlflow_url(folder: Path) -> str:
     """Where MLflow's pages are: its server's when it has one, else the one that `edgeloop ui` starts."""
     uri = tracking_uri(folder)
-    if uri.startswith(("http://", "https://")):
+    if is_server(uri):
         return re.sub(r"(?<=://)[^/]*@", "", uri.partition("?")[0]).rstrip("/")  # no password into a link
     return f"http://{HOST}:{remembered(folder).mlflow}"
 

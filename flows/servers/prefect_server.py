@@ -18,7 +18,7 @@ from typing import Any
 from fleet.device.errors import EngineError, UserError
 from flows.servers import keeper, process
 from tasks.tracking import QUIET_TOOLS, shown, state_folder
-from tasks.workspace import CODE
+from tasks.workspace import CODE, python_path
 
 _ANSWER_LIMIT_S = 5.0
 _POLL_S = 0.1
@@ -109,12 +109,11 @@ def ensure(folder: Path, meanwhile: Callable[[], object] = tuple, avoid: Collect
 
 
 def _spawn(state: Path, avoid: Collection[int]) -> "subprocess.Popen[bytes]":
-    code = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
     with (state / "keeper.log").open("wb") as log:
         # A session of its own: Ctrl-C here must not take the server from the others who use it.
         return subprocess.Popen(
             [sys.executable, "-m", keeper.__name__, str(state), *map(str, avoid)],
-            env=dict(os.environ) | QUIET_TOOLS | {"PYTHONPATH": code},
+            env=dict(os.environ) | QUIET_TOOLS | {"PYTHONPATH": python_path(CODE)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

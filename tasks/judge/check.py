@@ -1,5 +1,6 @@
 """One threshold and what was measured against it; what all of them together decide."""
 
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -39,6 +40,28 @@ class Check:
     def refuses(self) -> bool:
         """Whether this check alone refuses a build: it failed, or needed a measurement and has none."""
         return refuses(self.verdict, required=self.required)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What the name of a check tells; of a check of the whole build only its kind."""
+
+    variant: str
+    device: str
+    kind: str
+    """The same for every variant: the parent of one is called its parent."""
+
+
+def subject_of(name: str) -> Subject:
+    """Read `VARIANT: KIND` or `VARIANT on DEVICE: KIND`."""
+    about, of_variant, kind = name.partition(": ")
+    if not of_variant:
+        return Subject(variant="", device="", kind=name)
+    variant, _, device = about.partition(" on ")
+    return Subject(variant=variant, device=device, kind=_PARENT.sub(" against its parent", kind))
+
+
+_PARENT = re.compile(r" against \S+$")  # not `against the champion`, which are two words
 
 
 def refuses(verdict: str, *, required: bool) -> bool:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fleet.device.errors import UserError
+from tasks import champion_files
 from tasks.judge.check import refuses
 from tasks.provenance import sha256_of
 from tasks.stage import REPORTS
 
 _SINGLE = (
-    "champion/champion.json",
-    "champion/predictions.parquet",
+    f"{champion_files.FOLDER}/{champion_files.RECORD}",
+    f"{champion_files.FOLDER}/{champion_files.PREDICTIONS}",
     "models/parity/predictions.parquet",
     "reports/convert.json",
     "reports/parity.json",

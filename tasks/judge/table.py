@@ -1,10 +1,9 @@
 """The gate's page: reasons first, then what passed, compact; the registered version's description."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tasks.judge.check import BY_SEVERITY, Check
+from tasks.judge.check import BY_SEVERITY, Check, Subject, subject_of
 from tasks.judge.text import in_cell
 
 _SIGN = {"at most": "≤", "at least": "≥"}
@@ -18,7 +17,6 @@ _COLUMNS = {
     "model size": "size",
 }
 """What is checked to the head of its column, in their order; those of devices follow."""
-_PARENT = re.compile(r" against \S+$")
 _ACCURACY, _CLASS = ": accuracy lost against the champion", ": class lost against the champion"
 
 
@@ -33,7 +31,7 @@ def markdown(verdict: str, checks: Sequence[Check], comparison: Mapping[str, Any
     by_verdict = {name: [c for c in checks if c.verdict == name] for name in BY_SEVERITY}
     head = ", ".join(f"{len(some)} {name}" for name, some in by_verdict.items() if some)
     absent = by_verdict["not measured"]
-    variants = {_parts(c.name)[0] for c in checks} - {""}
+    variants = {subject_of(c.name).variant for c in checks} - {""}
     noted = [c for c in checks if c.note and c.verdict in ("pass", "not measured")]
     parts = [
         f"**Gate: {verdict}** ({head})",
@@ -74,43 +72,33 @@ def _grouped(checks: Iterable[Check], variants: set[str]) -> list[str]:
     """
     groups: dict[tuple[object, ...], list[Check]] = {}
     for c in checks:
-        variant, device, kind = _parts(c.name)
-        reason = _of_any(c.note or c.evidence, variant)
-        groups.setdefault((kind, device, reason, c.threshold, c.unit, c.bound), []).append(c)
+        about = subject_of(c.name)
+        reason = _of_any(c.note or c.evidence, about.variant)
+        groups.setdefault((about.kind, about.device, reason, c.threshold, c.unit, c.bound), []).append(c)
     return [_line(group, variants) for group in groups.values()]
 
 
 def _line(group: Sequence[Check], variants: set[str]) -> str:
     """Checks that share all but variant and measured value, as one line."""
     first = group[0]
-    variant, device, kind = _parts(first.name)
-    reason = first.note or first.evidence
+    subject, reason = subject_of(first.name), first.note or first.evidence
     if len(group) == 1:
         value = "" if first.measured is None else f" {_pair(first)} {first.unit}"
         return f"{in_cell(first.name)}{value}: {in_cell(reason)}"
-    about = {_parts(c.name)[0] for c in group}
+    about = {subject_of(c.name).variant for c in group}
     where = f"in all {len(about)} variants" if about == variants else f"in {', '.join(sorted(about))}"
-    head = f"{kind}, on {device}" if device else kind
+    head = f"{subject.kind}, on {subject.device}" if subject.device else subject.kind
     measured = sorted(c.measured for c in group if isinstance(c.measured, float | int))
     if measured:
         low, high = _shown(measured[0]), _shown(measured[-1])
         span = low if low == high else f"{low} to {high}"
         where = f"{span} {first.unit} {where}, threshold {_SIGN[first.bound]} {_shown(first.threshold)}"
-    return f"{in_cell(head)}: {in_cell(where)}; {in_cell(_of_any(reason, variant))}"
+    return f"{in_cell(head)}: {in_cell(where)}; {in_cell(_of_any(reason, subject.variant))}"
 
 
 def _of_any(reason: str, variant: str) -> str:
     """A reason that names its variant, as one of all that share it."""
     return reason.replace(variant, "VARIANT") if variant else reason
-
-
-def _parts(name: str) -> tuple[str, str, str]:
-    """Variant, device and kind that a check's name tells; the first two empty where it is of the build."""
-    about, of_variant, kind = name.partition(": ")
-    if not of_variant:
-        return "", "", name
-    variant, _, device = about.partition(" on ")
-    return variant, device, _PARENT.sub(" against its parent", kind)
 
 
 def _champion(comparison: Mapping[str, Any], checks: Mapping[str, Check]) -> list[str]:
@@ -136,23 +124,23 @@ def _passed(checks: Sequence[Check]) -> list[str]:
     cells: dict[str, dict[tuple[int, str], str]] = {}
     others = []
     for c in checks:
-        variant, device, kind = _parts(c.name)
-        if not variant:
+        about = subject_of(c.name)
+        if not about.variant:
             others.append(f"{in_cell(c.name)} {_pair(c)}")
         elif not c.name.endswith((_ACCURACY, _CLASS)):  # those stand in the table above
-            cells.setdefault(variant, {})[_column(kind, c.unit, device)] = _cell(c)
+            cells.setdefault(about.variant, {})[_column(about, c.unit)] = _cell(c)
     columns = sorted({column for row in cells.values() for column in row})
     rows = [_row("passed", *(head for _, head in columns)), "|---" * (len(columns) + 1) + "|"]
     rows += [_row(name, *(row.get(column, "-") for column in columns)) for name, row in cells.items()]
     return [*(["\n".join(rows)] if cells else []), *([f"Passed, too: {'; '.join(others)}"] if others else [])]
 
 
-def _column(kind: str, unit: str, device: str) -> tuple[int, str]:
+def _column(about: Subject, unit: str) -> tuple[int, str]:
     """Where the column stands, and its head."""
-    head = _COLUMNS.get(kind, kind.removesuffix(", 99 % bound"))
-    place = list(_COLUMNS).index(kind) if kind in _COLUMNS else len(_COLUMNS)
+    head = _COLUMNS.get(about.kind, about.kind.removesuffix(", 99 % bound"))
+    place = list(_COLUMNS).index(about.kind) if about.kind in _COLUMNS else len(_COLUMNS)
     with_unit = f"{head}, {unit}" if unit in ("MB", "MiB", "ms", "pp") else head
-    return place, f"{with_unit} ({device})" if device else with_unit
+    return place, f"{with_unit} ({about.device})" if about.device else with_unit
 
 
 def _cell(check: Check) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fleet.device.errors import UserError
-from tasks.judge.check import Check
+from tasks.judge.check import Check, subject_of
 from tasks.judge.params import Waiver
 
 
@@ -38,7 +38,7 @@ def apply_waivers(
 
 
 def _waived(check: Check, waiver: Waiver, digests: Mapping[str, str]) -> Check:
-    variant = check.name.partition(":")[0].partition(" on ")[0]
+    variant = subject_of(check.name).variant
     decision = f"{waiver.by}, up to {waiver.up_to:g} {check.unit}: {waiver.why}"
     if check.verdict != "fail":
         why = {

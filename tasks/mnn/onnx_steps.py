@@ -2,9 +2,9 @@
 
 import contextlib
 import sys
-import threading
-import time
 from collections.abc import Iterator
+
+from tasks.progress import ticking
 
 STILL_EVERY_S = 20.0
 """How often a log is told that a step goes on."""
@@ -28,17 +28,9 @@ def step(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logged(what: str) -> Iterator[None]:
-    started, ended = time.monotonic(), threading.Event()
-
-    def remind() -> None:
-        while not ended.wait(STILL_EVERY_S):
-            print(f"convert: {what}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    def say(seconds: float) -> None:
+        print(f"convert: {what}: {seconds:.0f} s", file=sys.stderr, flush=True)
 
     print(f"convert: {what}", file=sys.stderr, flush=True)
-    reminder = threading.Thread(target=remind, daemon=True)
-    reminder.start()
-    try:
+    with ticking(STILL_EVERY_S, say):
         yield
-    finally:
-        ended.set()
-        reminder.join()

@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fleet.device.errors import UserError
 from tasks import champion_files, provenance
+from tasks.champion import Champion
 from tasks.data.dataset import PREPARED, Dataset
 from tasks.gate import require_judged
-from tasks.judge.check import Verdict
+from tasks.judge.check import Check
 from tasks.report_keys import names_in
 from tasks.stage import REPORTS, read_json
 from tasks.workspace import workspace_name
@@ -44,23 +45,6 @@ class _Record(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class Check(_Record):
-    """One line of reports/gate.json."""
-
-    name: str
-    measured: float | str | None = None
-    threshold: float | str | None = None
-    unit: str = ""
-    n: int | None = None
-    verdict: Verdict
-    evidence: str = ""
-    required: bool = True
-    bound: Literal["at most", "at least"] | None = None
-    """How `measured` has to lie to `threshold`; None where the report does not say."""
-    note: str = ""
-    """What a reviewer has to know whatever the verdict: who waived it and why, or a warning."""
-
-
 class Comparison(_Record):
     """One variant against the champion's."""
 
@@ -77,23 +61,6 @@ class Gate(_Record):
     evidence_sha256: str = ""
     checks: tuple[Check, ...]
     comparison: Mapping[str, Comparison] = {}
-
-
-class ChampionVariant(_Record):
-    """One variant of the champion."""
-
-    size_bytes: int
-    top1: float | None = Field(default=None, ge=0, le=1)
-    """None where its test set had no truth."""
-
-
-class Champion(_Record):
-    """champion/champion.json."""
-
-    name: str
-    version: int | str
-    labels: tuple[str, ...]
-    variants: Mapping[str, ChampionVariant]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,8 +167,8 @@ def read_evidence(folder: Path) -> Evidence:
         name: _report(reports / f"{name}.json")
         for name in ("convert", "parity", "train", "prune", "quantize")
     }
-    gate_values = _json(reports / "gate.json")
-    champion = _json(folder / champion_files.FOLDER / champion_files.RECORD)
+    gate_values, crowned = _json(reports / "gate.json"), folder / champion_files.FOLDER
+    champion = _json(crowned / champion_files.RECORD)
     return Evidence(
         workspace=workspace_name(folder.resolve()),
         gate=_parsed(Gate, reports / "gate.json", gate_values) if gate_values else None,
@@ -212,12 +179,8 @@ def read_evidence(folder: Path) -> Evidence:
         ladder=_csv(reports / "prune_ladder.csv", LADDER_COLUMNS),
         layer_errors=_csv(reports / "quantize_layers.csv", ERROR_COLUMNS, sparse=True),
         predictions=_parquet(folder / "models/parity/predictions.parquet", ("sha256", "label"), ("label",)),
-        champion=_parsed(Champion, folder / champion_files.FOLDER / champion_files.RECORD, champion)
-        if champion
-        else None,
-        champion_predictions=_parquet(
-            folder / champion_files.FOLDER / champion_files.PREDICTIONS, ("sha256", "label"), ("label",)
-        ),
+        champion=_parsed(Champion, crowned / champion_files.RECORD, champion) if champion else None,
+        champion_predictions=_parquet(crowned / champion_files.PREDICTIONS, ("sha256", "label"), ("label",)),
         dataset=Dataset.open(folder / PREPARED)
         if (folder / PREPARED / "manifest.parquet").is_file()
         else None,

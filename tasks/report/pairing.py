@@ -8,7 +8,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from fleet.device.errors import UserError
-from tasks.report.evidence import Champion, Evidence
+from tasks.champion import Champion, Predicted, in_common
+from tasks.report.evidence import Evidence
 from tasks.report.rows import Row, headline
 
 Classes = npt.NDArray[np.int64]
@@ -100,7 +101,7 @@ def pair(evidence: Evidence, table: Sequence[Row]) -> Pairing | None:
         left_out=0,
     )
     if evidence.champion is not None and evidence.champion_predictions is not None:
-        paired = _with_champion(alone, row, evidence.champion, evidence.champion_predictions)
+        paired = _with_champion(alone, row, evidence.champion, evidence.champion_predictions, frame)
         if paired is not None:
             return paired
     parent = _parent(row, frame)
@@ -120,35 +121,33 @@ def _parent(row: Row, frame: pd.DataFrame) -> str | None:
     return None
 
 
-def _with_champion(alone: Pairing, row: Row, champion: Champion, frame: pd.DataFrame) -> Pairing | None:
-    """Keep the images both were asked about; classes are matched by name, their numbers may have moved.
+def _with_champion(
+    alone: Pairing, row: Row, champion: Champion, then: pd.DataFrame, now: pd.DataFrame
+) -> Pairing | None:
+    """Keep the images both were asked about, as the gate does.
 
     Returns:
         None where the champion's variant has no predictions, or has them of other images.
     """
     against = row.comparison.against if row.comparison else row.name
-    if against not in frame:
+    if against not in then:
         return None
-    index = {label: number for number, label in enumerate(alone.labels)}
-    numbers = np.array([index.get(label, _NO_CLASS) for label in champion.labels], np.int64)
-    said = dict(
-        zip(map(str, frame["sha256"]), numbers[_classes(frame, against, champion.labels)], strict=True)
+    _classes(then, against, champion.labels)
+    both = in_common(
+        Predicted(table=then, labels=champion.labels, variant=against),
+        Predicted(table=now, labels=alone.labels, variant=row.name),
     )
-    known = {index[label] for label in champion.labels if label in index}
-    kept = np.array(
-        [p for p, sha in enumerate(alone.sha256) if sha in said and int(alone.truth[p]) in known], np.int64
-    )
-    if not len(kept):
+    if not len(both.truth):
         return None
     return replace(
         alone,
         before=against,
-        champion=f"{champion.name} version {champion.version}",
-        sha256=tuple(alone.sha256[position] for position in kept),
-        truth=alone.truth[kept],
-        before_classes=np.array([said[alone.sha256[position]] for position in kept], np.int64),
-        after_classes=alone.after_classes[kept],
-        left_out=len(alone.sha256) - len(kept),
+        champion=str(champion),
+        sha256=tuple(alone.sha256[position] for position in both.rows),
+        truth=both.truth,
+        before_classes=both.then,
+        after_classes=both.now,
+        left_out=len(alone.sha256) - len(both.truth),
     )
 
 

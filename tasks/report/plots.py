@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 from markupsafe import Markup
 
-from tasks.report.evidence import Champion
+from tasks.champion import Champion
 from tasks.report.rows import Row
 from tasks.report.text import shorten
 from tasks.report.theme import WIDTH, Record, chart, color, place_letters, svg

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from scipy.special import betaincinv  # scipy.stats takes seconds to import
 
 from tasks.report.evidence import Comparison, Device, Evidence
-from tasks.variants import Variant
+from tasks.variants import Precision, Variant
 
 CONFIDENCE = 0.95
+_PRECISIONS = get_args(Precision)  # from the most bits to the fewest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +96,8 @@ def rows(evidence: Evidence) -> tuple[Row, ...]:
 
 
 def _order(variant: Variant) -> tuple[Any, ...]:
-    precision = ("fp32", "fp16", "w8", "i8").index(variant.precision)
-    return variant.architecture, -variant.size_px, variant.pruned_percent, precision
+    bits = _PRECISIONS.index(variant.precision)
+    return variant.architecture, -variant.size_px, variant.pruned_percent, bits
 
 
 def _letter(index: int) -> str:
@@ -160,11 +161,10 @@ def _latency(device: Device, name: str) -> Latency:
 
 def headline(table: tuple[Row, ...]) -> Row | None:
     """The variant a release stands or falls with: the most compressed one, int8 before others."""
-    precision = ("fp32", "fp16", "w8", "i8")
     return max(
         (row for row in table if row.top1),
         key=lambda row: (
-            precision.index(row.variant.precision),
+            _PRECISIONS.index(row.variant.precision),
             row.variant.pruned_percent,
             -row.variant.size_px,
         ),

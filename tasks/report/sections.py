@@ -9,9 +9,10 @@ import pandas as pd
 from markupsafe import Markup
 
 from fleet.lab.flags import FLAGS, WARNINGS
+from tasks.judge.check import Check
 from tasks.report import matrix, plots
 from tasks.report.bars import Bar, bars, class_deltas
-from tasks.report.evidence import Check, Device, Evidence
+from tasks.report.evidence import Device, Evidence
 from tasks.report.pairing import ClassRow, Confused, Pairing, class_rows, most_confused, pair
 from tasks.report.pictures import Picture, changed_pictures
 from tasks.report.rows import Row, headline, rows

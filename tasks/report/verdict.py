@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from tasks.judge.check import BY_SEVERITY, Verdict, refuses
-from tasks.report.evidence import Check, Evidence
+from tasks.judge.check import BY_SEVERITY, Check, Verdict, refuses, subject_of
+from tasks.report.evidence import Evidence
 from tasks.report.text import figures
 
 _SHOWN_LINES = 2
 _SHOWN_REASONS = 5
-_LOST, _CHAMPION = "accuracy lost against ", "the champion"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +98,11 @@ def rank(check: Check) -> tuple[bool, int]:
 
 def _reasons(checks: Sequence[Check]) -> list[Reason]:
     """All that did not pass, grouped; what refuses the build comes first."""
-    everything = {_variant(check) for check in checks} - {""}
+    everything = {subject_of(check.name).variant for check in checks} - {""}
     found = [check for check in checks if check.verdict != "pass"]
     ordered = sorted(found, key=lambda check: (rank(check), _group(check)))
     grouped = groupby(ordered, key=lambda check: (rank(check), _group(check)))
     return [_reason(list(group), everything) for _, group in grouped]
-
-
-def _variant(check: Check) -> str:
-    """What the check is about, as in `VARIANT on DEVICE: peak memory`; empty where it is about the build."""
-    subject, colon, _ = check.name.partition(": ")
-    return subject.partition(" on ")[0] if colon else ""
 
 
 def _group(check: Check) -> str:
@@ -118,12 +111,8 @@ def _group(check: Check) -> str:
 
 
 def _kind(check: Check) -> str:
-    """The name without its variant and device, as in `VARIANT on DEVICE: peak memory`."""
-    subject, colon, kind = check.name.partition(": ")
-    kind = (kind if colon else subject).removesuffix(", 99 % bound")
-    if kind.startswith(_LOST) and kind != _LOST + _CHAMPION:  # has a limit of its own
-        return _LOST + "its parent"
-    return kind
+    """What is checked, in few words."""
+    return subject_of(check.name).kind.removesuffix(", 99 % bound")
 
 
 def _reason(checks: Sequence[Check], everything: set[str]) -> Reason:
@@ -144,7 +133,7 @@ def _lines(checks: Sequence[Check], everything: set[str], *, alone: bool) -> lis
     """One line a check, the worst first; what was not measured has no values and shares one line."""
     if checks[0].verdict != "not measured":
         return [_line(check, alone=alone) for check in sorted(checks, key=_excess, reverse=True)]
-    variants = list(dict.fromkeys(_variant(check) for check in checks if _variant(check)))
+    variants = list(dict.fromkeys(v for check in checks if (v := subject_of(check.name).variant)))
     if len(variants) > 1 and set(variants) == everything:
         return [f"all {len(variants)} variants"]
     more = f" and {len(variants) - _SHOWN_LINES} more" if len(variants) > _SHOWN_LINES else ""
@@ -177,6 +166,6 @@ def _line(check: Check, *, alone: bool) -> str:
     where = subject if alone or not colon else f"{subject}, {_kind(check)}"
     if check.measured is None:
         return where
-    limit = "" if check.threshold is None else f", {check.bound or 'limit'} {figures(check.threshold)}"
+    limit = "" if check.threshold is None else f", {check.bound} {figures(check.threshold)}"
     unit = f" {check.unit}" if check.unit else ""
     return f"{where}: {figures(check.measured)}{unit}{limit}"

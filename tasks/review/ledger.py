@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -120,8 +121,6 @@ class Ledger:
             try:
                 self._lock.acquire(timeout=0)
             except Timeout:
-                import sys
-
                 print("another review is under way; waiting for it to end", file=sys.stderr)
                 self._lock.acquire()
         try:

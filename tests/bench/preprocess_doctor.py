@@ -83,7 +83,7 @@ def remembering(predict: Predict) -> Predict:
     return ask
 
 
-def test_images(preset: str, folder: Path, labels: list[str]) -> PictureFolder:
+def pictures_as_taken(preset: str, folder: Path, labels: list[str]) -> PictureFolder:
     """The preset's test images as they were taken, of its source's archive."""
     params = yaml.safe_load((ROOT / "presets" / preset / "params.yaml").read_text(encoding="utf-8"))
     with tarfile.open(ROOT / "presets" / preset / params["prepare"]["source"]["path"]) as tar:
@@ -99,7 +99,7 @@ def measure(preset: str, folder: Path) -> Iterator[dict[str, Any]]:
     (place,) = (ROOT / "presets" / preset / "models" / "mnn").glob("*-i8-*")
     card = json.loads((place / "card.json").read_text(encoding="utf-8"))
     right = Preprocess.from_dict(card["preprocess"])
-    images = test_images(preset, folder, card["labels"])
+    images = pictures_as_taken(preset, folder, card["labels"])
     with Session(place / "model.mnn") as session:
         ask = remembering(engine_predict(session))
         # Decoded once: decoders are not among what is planted.
