@@ -193,6 +193,7 @@ def doctor(
     model: str | None = None,
     record: Path | None = None,
     images: int | None = None,
+    tensor: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """Say what is missing or wrong in this set-up, or in how images are prepared, and how to mend it.
@@ -204,13 +205,16 @@ def doctor(
         record: With `--preprocess`: how your app prepares images: JSON, as `preprocess` in a model card.
             Default: what the model's card says.
         images: With `--preprocess`: how many to use at most. Default: 200.
+        tensor: With `--preprocess IMAGE`: the input that an app made of this one image, as .npy; what the app
+            did differently is read off it, and no model is asked.
         as_json: Print the findings as JSON.
     """
     from flows.doctor import report
 
     workspace = find_workspace(None)
     if preprocess is None:
-        for option, value in (("--model", model), ("--record", record), ("--images", images)):
+        options = (("--model", model), ("--record", record), ("--images", images), ("--tensor", tensor))
+        for option, value in options:
             if value is not None:
                 raise UserError(
                     f"{option} without --preprocess",
@@ -218,6 +222,10 @@ def doctor(
                     next_step="name the folder of images that the model is to be held against",
                 )
         return report.run(workspace, as_json=as_json)
+    if tensor is not None:
+        from flows.doctor import tensor as one_tensor
+
+        return one_tensor.run(workspace, preprocess, tensor, model=model, record=record, as_json=as_json)
     from flows.doctor import preprocess_page
 
     return preprocess_page.run(

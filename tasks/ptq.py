@@ -223,11 +223,12 @@ def calibrations(start: Start, counts: Sequence[int]) -> Iterator[CalibrationSet
     available = sum(map(len, scene))
     first, *others = dict.fromkeys(min(count, available) for count in counts)
     size, rng = start.dataset.stored_size, np.random.default_rng(0)
-    yield _checked(start, "scene", _first(scene, first))
-    yield _checked(start, "noise", rng.integers(0, 256, (first, size, size, 3), np.uint8))
-    yield _checked(start, "train", _first([start.split("train")], first))
+    known = KnownImages.of(start.dataset.root, "this workspace")
+    yield _checked(known, "scene", _first(scene, first))
+    yield _checked(known, "noise", rng.integers(0, 256, (first, size, size, 3), np.uint8))
+    yield _checked(known, "train", _first([start.split("train")], first))
     for count in others:
-        yield _checked(start, "scene", _first(scene, count))
+        yield _checked(known, "scene", _first(scene, count))
 
 
 def _first(splits: Sequence[Split], count: int) -> Images:
@@ -241,9 +242,8 @@ def _first(splits: Sequence[Split], count: int) -> Images:
     return np.concatenate(parts)
 
 
-def _checked(start: Start, source: Source, images: Images) -> CalibrationSet:
+def _checked(known: KnownImages, source: Source, images: Images) -> CalibrationSet:
     """Images with what the same checks say of them that `edgeloop convert` makes."""
-    known = KnownImages.of(start.dataset.root, "this workspace")
     said = [
         noise_warning(sum(map(is_noise, images)), len(images)),
         "" if source == "scene" else overlap_warning(known.name, map(known.split_of, images)),

@@ -116,12 +116,11 @@ def report(
     trials: Trials,
     costs: Sequence[LayerCost],
     observer: Observer,
-    found: tuple[float, SkipList, InEngine] | None,
 ) -> dict[str, Any]:
-    """reports/sensitivity.json: what was measured on what, and the skip list if one was asked for."""
-    certain = [cost.layer for cost in costs if cost.alone.low_pp > 0]
+    """reports/sensitivity.json without a skip list: what was measured on what."""
     whole = trials.drop(trials.floating, trials.ask(trials.deployed(()).graph))
-    values: dict[str, Any] = {
+    certain = [cost.layer for cost in costs if cost.alone.low_pp > 0]
+    return {
         "checkpoint_sha256": sha256_of(start.path),
         "observer": observer,
         "n": len(trials.labels),
@@ -130,23 +129,24 @@ def report(
         "worst_layer": costs[0].layer,
         **_drop_values("all_int8", whole),
     }
-    if found is not None:
-        budget_pp, skip, engine = found
-        values |= {
-            "budget_pp": budget_pp,
-            "skip": [*start.settings.skip, *skip.layers],
-            "skip_added_count": len(skip.layers),
-            **_drop_values("val_before", skip.before),
-            **_drop_values("val_after", skip.after),
-            **_drop_values("test_before", engine.before),
-            **_drop_values("test_after", engine.after),
-            "before_int8_ops_count": engine.before_int8_ops_count,
-            "after_int8_ops_count": engine.after_int8_ops_count,
-            "before_size_bytes": engine.before_size_bytes,
-            "after_size_bytes": engine.after_size_bytes,
-            "float_layers_have_int8_weights": int(engine.float_layers_have_int8_weights),
-        }
-    return values
+
+
+def skip_values(start: Start, budget_pp: float, skip: SkipList, engine: InEngine) -> dict[str, Any]:
+    """What reports/sensitivity.json has besides when a skip list was asked for."""
+    return {
+        "budget_pp": budget_pp,
+        "skip": [*start.settings.skip, *skip.layers],
+        "skip_added_count": len(skip.layers),
+        **_drop_values("val_before", skip.before),
+        **_drop_values("val_after", skip.after),
+        **_drop_values("test_before", engine.before),
+        **_drop_values("test_after", engine.after),
+        "before_int8_ops_count": engine.before_int8_ops_count,
+        "after_int8_ops_count": engine.after_int8_ops_count,
+        "before_size_bytes": engine.before_size_bytes,
+        "after_size_bytes": engine.after_size_bytes,
+        "float_layers_have_int8_weights": int(engine.float_layers_have_int8_weights),
+    }
 
 
 def skip_yaml(rules: Sequence[str]) -> str:
@@ -224,7 +224,7 @@ def main() -> None:
         costs = layer_costs(trials)
         write_csv(costs, REPORTS / "sensitivity.csv")
         write_svg(costs, REPORTS / "sensitivity.svg")
-        values = report(start, trials, costs, observer, None)
+        values = report(start, trials, costs, observer)
         write_json(REPORTS / "sensitivity.json", values)
         if not asked.json:
             print_ranking(costs, values)
@@ -232,8 +232,7 @@ def main() -> None:
             every = trials_of(start, observer, None)
             skip = search(every, costs, asked.budget_pp)
             print("sensitivity: trying the skip list in the engine", file=sys.stderr)
-            found = (asked.budget_pp, skip, try_in_engine(start, every, skip.layers))
-            values = report(start, trials, costs, observer, found)
+            values |= skip_values(start, asked.budget_pp, skip, try_in_engine(start, every, skip.layers))
             write_json(REPORTS / "sensitivity.json", values)
             if not asked.json:
                 _print_skip(values)

@@ -1,8 +1,7 @@
 """What one model costs in one runtime config: the runs of a job, pooled and judged."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -54,9 +53,21 @@ class Measurement:
     """Reasons why the latency is not valid, see `fleet.lab.flags`; empty when it is."""
     warnings: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-able record."""
-        return asdict(self)
+    def beside_latency(self) -> dict[str, float | None]:
+        """What is told of a measurement in every report, under the same names; latencies have theirs."""
+        return {
+            "load_ms": self.load_ms,
+            "first_ms": self.first_ms,
+            "end_to_end_p50_ms": self.end_to_end_p50_ms,
+            "throughput_per_s": self.throughput_per_s,
+            "load_memory_mb": self.load_memory_mb,
+            "available_memory_mb": self.available_memory_mb,
+            "cpu_share": self.cpu_share,
+            "load_avg_1min": self.load_avg_1min,
+            "temp_before_c": self.temp_before_c,
+            "temp_after_c": self.temp_after_c,
+            "energy_mj": self.energy_mj,
+        }
 
 
 def summarize(runs: Sequence[RawRun]) -> Measurement:

@@ -115,7 +115,7 @@ def open_model(path: Path, record: Preprocess | None) -> Model:
         UserError: its only input is no colour picture, or its first output no list of classes.
         EngineError: the engine does not open or run it.
     """
-    card = _card(path)
+    card = read_card(path)
     guess = record or (card.preprocess if card else None)
     size_px = guess.size_px if guess else _USUAL_PX
     ended = run_child(
@@ -154,7 +154,7 @@ def _picture_input(path: Path, inputs: Mapping[str, tuple[str, list[int]]]) -> t
     )
 
 
-def _card(path: Path) -> Card | None:
+def read_card(path: Path) -> Card | None:
     """The card beside the model; None when there is none."""
     place = path.with_name("card.json")
     try:

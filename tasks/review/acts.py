@@ -13,7 +13,7 @@ from fleet.device.errors import EngineError, UserError
 from tasks.mlflow_file import registered_name, workspace_of
 from tasks.mlflow_store import Store
 from tasks.review.author import Author
-from tasks.review.decisions import Decision, decide
+from tasks.review.decisions import Decision, decide, require_version
 from tasks.review.desk import Desk, open_desk
 from tasks.review.ledger import Draft, Entry, Ledger
 from tasks.review.reconcile import has_store, reconcile_desk
@@ -111,13 +111,7 @@ def sheet(repository: Path, name: str, version: int) -> tuple[Sheet, Done]:
         reconcile_desk(desk)
         _say_trouble(desk)
         reading, _, seen = desk.look()
-        if version not in seen.versions:
-            there = ", ".join(map(str, sorted(seen.versions))) or "none"
-            raise UserError(
-                f"{desk.name} has no version {version}",
-                allowed=f"a version that is in MLflow: {there}",
-                next_step="`edgeloop release list` shows them",
-            )
+        require_version(desk.name, version, seen)
         row = next(row for row in _rows(desk) if row.version == version)
         history = tuple(e for e in reading.entries if e.name == desk.name and e.version == version)
         return Sheet(

@@ -43,7 +43,12 @@ def decide(desk: Desk, decision: Decision, version: int, who: Author, why: str) 
     desk.settle()
 
 
-def _require_possible(name: str, decision: Decision, version: int, now: Standing, shown: Snapshot) -> None:
+def require_version(name: str, version: int, shown: Snapshot) -> None:
+    """Refuse a version that MLflow does not have.
+
+    Raises:
+        ReleaseRefusedError: it has not.
+    """
     if version not in shown.versions:
         there = ", ".join(map(str, sorted(shown.versions))) or "none"
         raise ReleaseRefusedError(
@@ -51,6 +56,10 @@ def _require_possible(name: str, decision: Decision, version: int, now: Standing
             allowed=f"a version that is in MLflow: {there}",
             next_step="`edgeloop release list` shows them",
         )
+
+
+def _require_possible(name: str, decision: Decision, version: int, now: Standing, shown: Snapshot) -> None:
+    require_version(name, version, shown)
     review = now.review(version)
     done = review.decided
     if done is None:

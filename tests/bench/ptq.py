@@ -19,7 +19,7 @@ from tasks.int8_trial import Start
 from tasks.nn.sensitivity import layer_costs
 from tasks.nn.skip_search import search
 from tasks.ptq import COUNTS, METHODS, OBSERVERS, Row, compare
-from tasks.sensitivity import IMAGES, report, trials_of, try_in_engine
+from tasks.sensitivity import IMAGES, report, skip_values, trials_of, try_in_engine
 from tasks.workspace import workspace_name
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,8 +110,8 @@ def bench_skip(folders: list[Path]) -> Iterator[dict[str, Any]]:
             seconds = time.monotonic() - begun
             every = trials_of(start, observer, None)
             skip = search(every, costs, BUDGET_PP)
-            found = (BUDGET_PP, skip, try_in_engine(start, every, skip.layers))
-            values = report(start, trials, costs, observer, found)
+            values = report(start, trials, costs, observer)
+            values |= skip_values(start, BUDGET_PP, skip, try_in_engine(start, every, skip.layers))
         name = workspace_name(folder.resolve())
         raw[name] = values | {"ranking_seconds": round(seconds)}
         rows.append(

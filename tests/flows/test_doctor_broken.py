@@ -127,6 +127,15 @@ def test_a_half_installed_package_is_named(site):
     assert "half installed" in files()["packages"].found
 
 
+def test_an_engine_file_that_is_gone_is_named(site, monkeypatch):
+    """Also where a package loads importlib_metadata, whose list of files leaves out what is missing."""
+    pytest.importorskip("importlib_metadata")
+    monkeypatch.setattr(engine, "_ENGINE", "edgeloop-probe")
+    (site / "edgeloop_probe.py").unlink()
+    finding = only(engine.check_engine_wheel())
+    assert "1 of 1 files missing or changed: edgeloop_probe.py" in finding.found
+
+
 def test_an_engine_file_that_changed_is_named(site, monkeypatch):
     """Held against the hash of RECORD; a package without RECORD is half installed."""
     monkeypatch.setattr(engine, "_ENGINE", "edgeloop-probe")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -213,3 +214,49 @@ def test_the_best_variant_is_the_most_accurate_then_the_smallest(tmp_path):
     (tmp_path / "reports" / "parity.json").write_text(json.dumps(top1), encoding="utf-8")
     assert find_model(workspace, None).parent.name == "b"
     assert find_model(workspace, "c").parent.name == "c"
+
+
+def _dumped(place, tmp_path, preprocess):
+    """An image, and the input that an app with this preprocessing makes of it, as .npy."""
+    image = place / "images" / "red" / "0.png"
+    np.save(tmp_path / "input.npy", preprocess.apply(cv2.imread(str(image))[..., ::-1]))
+    return image, tmp_path / "input.npy"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "is what"),
+        ({"color_order": "BGR"}, "colour order BGR instead of RGB"),
+        ({"mean": (0.0,) * 3, "std": (1.0,) * 3}, "0..1 without mean and std instead of"),
+    ],
+)
+def test_one_dumped_input_tells_what_the_app_did(place, tmp_path, capsys, changes, said):
+    """Against the model's card, without running the model."""
+    image, dumped = _dumped(place, tmp_path, replace(RIGHT, **changes))
+    words = ("--preprocess", image, "--tensor", dumped, "--model", place / "model.mnn", "--json")
+    ended, out, _ = doctor(capsys, *words)
+    (finding,) = json.loads(out)["findings"]
+    assert ended == (2 if changes else 0)
+    assert said in finding["found"]
+
+
+def test_an_input_of_another_image_names_nothing(place, tmp_path, capsys):
+    """Whatever the app did, it was not this picture."""
+    _, dumped = _dumped(place, tmp_path, RIGHT)
+    other = place / "images" / "blue" / "7.png"
+    words = ("--preprocess", other, "--tensor", dumped, "--model", place / "model.mnn")
+    code, out, _ = doctor(capsys, *words)
+    assert code == 0
+    assert "unknown preprocessing" in out
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY\x01\x00v\x00{"])
+def test_a_dump_that_is_no_array_is_one_error(place, tmp_path, capsys, content):
+    """Exit 2, with what is wanted; nothing of it is unpickled."""
+    image, dumped = _dumped(place, tmp_path, RIGHT)
+    dumped.write_bytes(content)
+    words = ("--preprocess", image, "--tensor", dumped, "--model", place / "model.mnn")
+    code, _, err = doctor(capsys, *words)
+    assert code == 2
+    assert "as NumPy writes it, .npy" in err
