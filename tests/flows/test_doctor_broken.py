@@ -127,6 +127,14 @@ def test_a_half_installed_package_is_named(site):
     assert "half installed" in files()["packages"].found
 
 
+def test_byte_code_that_is_gone_is_no_finding(site):
+    """pip lists it in RECORD, and Python makes it again."""
+    with (site / "edgeloop_probe-1.0.dist-info" / "RECORD").open("a", encoding="utf-8") as record:
+        record.write("__pycache__/edgeloop_probe.cpython-311.pyc,,\n")
+    found = {f.check: f for f in environment.check_packages(site)}["package files"]
+    assert found.status == "ok"
+
+
 def test_an_engine_file_that_is_gone_is_named(site, monkeypatch):
     """Also where a package loads importlib_metadata, whose list of files leaves out what is missing."""
     pytest.importorskip("importlib_metadata")

@@ -3,7 +3,7 @@
 import pytest
 from gate_workspace import INT8, VARIANTS, GateWorkspace
 
-from tasks.judge.check import judged
+from tasks.judge.check import Subject, judged, subject_of
 from tasks.judge.table import markdown
 from tasks.register import description
 
@@ -118,3 +118,18 @@ def test_texts_of_others_neither_lead_away_nor_hide(text, shown):
     """No link, picture, entity, reversed or invisible letter of a class or waiver reaches a reviewer."""
     check = judged("v: x", 2.0, 1.0, unit="pp", n=None, evidence=text)
     assert markdown("fail", [check], {}).splitlines()[-1] == f"| v: x | 2 | ≤ 1 pp | - | {shown} |"
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "device", "kind"),
+    [
+        ("mbv3s-int8: accuracy floor", "mbv3s-int8", "", "accuracy floor"),
+        ("mbv3s-int8 on host-x86: p99 latency", "mbv3s-int8", "host-x86", "p99 latency"),
+        ("a: accuracy lost against mbv3s-p30-fp32-r48", "a", "", "accuracy lost against its parent"),
+        ("a: accuracy lost against the champion", "a", "", "accuracy lost against the champion"),
+        ("source is committed", "", "", "source is committed"),
+    ],
+)
+def test_the_name_of_a_check_tells_its_subject(name, variant, device, kind):
+    """Variants with different parents share one kind of check; the champion is nobody's parent."""
+    assert subject_of(name) == Subject(variant=variant, device=device, kind=kind)
