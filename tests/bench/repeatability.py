@@ -2,14 +2,18 @@
 
     python tests/bench/repeatability.py    # in a workspace that has been built
 
-Both kinds take turns, so that they meet the same load.
+Both kinds take turns, so that they meet the same load: first with the host left alone, then beside processes
+that only compute.
 """
 
+import contextlib
+import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +32,45 @@ NAIVE = {
     f"mean of {NAIVE_INFERENCES}": statistics.mean,
     f"median of {NAIVE_INFERENCES}": statistics.median,
 }
+Naive = list[list[list[float]]]
+"""Milliseconds: per repeat, per model, per inference."""
+Careful = list[list[Measurement]]
+"""Per repeat, per model."""
 KINDS = ("p0-fp32", "p30-i8")
 """Of the variants, the largest and the smallest."""
+
+CORES_COUNT = os.cpu_count() or 1
+HOSTS = {"left alone": 0, f"{2 * CORES_COUNT} busy processes": 2 * CORES_COUNT}
+"""What else runs meanwhile: the number of processes that only compute."""
 
 _TEXT = (
     f"Each row is {REPEATS} measurements of one thing, one after the other on one thread."
     f" `mean of {NAIVE_INFERENCES}` is what a quick script does: open the model, run it {NAIVE_INFERENCES}"
     f" times, divide; `median of {NAIVE_INFERENCES}` is of the same inferences. `protocol` is"
     f" `edgeloop bench`: warm-up, {QUERIES} samples from {ROUNDS} fresh processes, both models in turns; P50,"
-    " and P50 over P50 in the same round, the median of the rounds. The two kinds took turns, too."
-    " `deviation` is the standard deviation over the mean; `flagged` is how many the protocol itself called"
-    " not valid: the load says how busy the machine was with other work."
+    " and P50 over P50 in the same round, the median of the rounds. The two kinds took turns, too. `host`"
+    f" says what else ran on its {CORES_COUNT} cores. `deviation` is the standard deviation over the mean;"
+    " `flagged` is how many the protocol itself called not valid."
 )
+
+
+@contextlib.contextmanager
+def busy(processes_count: int) -> Iterator[None]:
+    """So many other processes that only compute, while the block runs."""
+    spinners = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(processes_count)]
+    for spinner in spinners:
+        spinner.start()
+    try:
+        yield
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.join()
+
+
+def _spin() -> None:
+    while True:
+        sum(range(1_000_000))
 
 
 def naive_ms(model: Path) -> list[float]:
@@ -66,10 +97,11 @@ def protocol(models: list[Path]) -> list[Measurement]:
     return [summarize(runs) for runs in measure(LocalDevice(), jobs, queries=QUERIES, rounds=ROUNDS)]
 
 
-def row(what: str, how: str, values: list[float], flagged: int | str) -> dict[str, Any]:
+def row(host: str, what: str, how: str, values: list[float], flagged: int | str) -> dict[str, Any]:
     """How far ten numbers are apart."""
     middle = statistics.median(values)
     return {
+        "host": host,
         "what": what,
         "how": how,
         "median": middle,
@@ -81,47 +113,57 @@ def row(what: str, how: str, values: list[float], flagged: int | str) -> dict[st
     }
 
 
+def rows_of(host: str, names: list[str], naive: Naive, careful: Careful) -> list[dict[str, Any]]:
+    """The table's rows for one state of the host."""
+    rows = []
+    for index, name in enumerate(names):
+        measured = [measurements[index] for measurements in careful]
+        flagged = f"{sum(bool(m.flags) for m in measured)} of {REPEATS}"
+        for how, of in NAIVE.items():
+            rows.append(row(host, f"{name}, ms", how, [of(samples[index]) for samples in naive], "-"))
+        rows.append(row(host, f"{name}, ms", "protocol, P50", [m.p50_ms for m in measured], flagged))
+    ratio = f"{KINDS[1]} / {KINDS[0]}"
+    flagged = f"{sum(any(m.flags for m in measured) for measured in careful)} of {REPEATS}"
+    for how, of in NAIVE.items():
+        rows.append(row(host, ratio, how, [of(small) / of(large) for large, small in naive], "-"))
+    by_rounds = [_ratio(large, small) for large, small in careful]
+    return [*rows, row(host, ratio, "protocol, by rounds", by_rounds, flagged)]
+
+
 def main() -> None:
     """Measure in turns and write the result."""
     folders = [next(Path("models/mnn").glob(f"*-{kind}-*")) for kind in KINDS]
     models = [folder / "model.mnn" for folder in folders]
-    naive: list[list[list[float]]] = []
-    careful: list[list[Measurement]] = []
     before = conditions()["load_average_1min"]
-    for repeat in range(REPEATS):
-        naive.append([naive_ms(model) for model in models])
-        careful.append(protocol(models))
-        print(f"{repeat + 1}/{REPEATS}", file=sys.stderr, flush=True)
-    rows = []
-    for index, folder in enumerate(folders):
-        p50s = [measured[index] for measured in careful]
-        flagged = f"{sum(bool(m.flags) for m in p50s)} of {REPEATS}"
-        for how, of in NAIVE.items():
-            rows.append(row(f"{folder.name}, ms", how, [of(samples[index]) for samples in naive], "-"))
-        rows.append(row(f"{folder.name}, ms", "protocol, P50", [m.p50_ms for m in p50s], flagged))
-    ratio = f"{KINDS[1]} / {KINDS[0]}"
-    flagged = f"{sum(any(m.flags for m in measured) for measured in careful)} of {REPEATS}"
-    for how, of in NAIVE.items():
-        rows.append(row(ratio, how, [of(small) / of(large) for large, small in naive], "-"))
-    by_rounds = [_ratio(large, small) for large, small in careful]
-    rows.append(row(ratio, "protocol, by rounds", by_rounds, flagged))
+    rows: list[dict[str, Any]] = []
+    samples: dict[str, Any] = {}
+    seen = {}
+    for host, processes_count in HOSTS.items():
+        naive: Naive = []
+        careful: Careful = []
+        with busy(processes_count):
+            for repeat in range(REPEATS):
+                naive.append([naive_ms(model) for model in models])
+                careful.append(protocol(models))
+                print(f"{host}: {repeat + 1}/{REPEATS}", file=sys.stderr, flush=True)
+        rows += rows_of(host, [folder.name for folder in folders], naive, careful)
+        loads = [m.load_avg_1min for measured in careful for m in measured]
+        seen[host] = f"load {min(loads):.1f} to {max(loads):.1f}, flags: {_flags(careful)}"
+        samples[host] = {
+            "naive_ms": naive,
+            "protocol_p50_ms": [[m.p50_ms for m in measured] for measured in careful],
+            "protocol_p99_ms": [[m.p99_ms for m in measured] for measured in careful],
+            "protocol_flags": [[list(m.flags) for m in measured] for measured in careful],
+        }
     write(
         FOLDER / "repeatability.json",
         {
             "title": "How far ten measurements of one model are apart",
             "command": "python tests/bench/repeatability.py",
-            "text": f"{_host(_loads(careful))} {_TEXT}",
-            "conditions": conditions(
-                load_average_before=before,
-                load_during_protocol="{:.1f} to {:.1f}".format(*_loads(careful)),
-                engine=ENGINE_VERSION,
-                flags=_flags(careful),
-            ),
+            "text": _TEXT,
+            "conditions": conditions(load_average_before=before, engine=ENGINE_VERSION, **seen),
             "rows": rows,
-            "naive_ms": naive,
-            "protocol_p50_ms": [[m.p50_ms for m in measured] for measured in careful],
-            "protocol_p99_ms": [[m.p99_ms for m in measured] for measured in careful],
-            "protocol_flags": [[list(m.flags) for m in measured] for measured in careful],
+            "samples": samples,
         },
     )
 
@@ -131,22 +173,7 @@ def _ratio(large: Measurement, small: Measurement) -> float:
     return statistics.median(a / b for a, b in pairs)
 
 
-def _loads(careful: list[list[Measurement]]) -> tuple[float, float]:
-    loads = [m.load_avg_1min for measured in careful for m in measured]
-    return min(loads), max(loads)
-
-
-def _host(loads: tuple[float, float]) -> str:
-    """The first thing to know of the numbers: whether others worked on the machine, too."""
-    cores_count = os.cpu_count() or 1
-    busy = "busy with other work" if loads[0] > cores_count + 1 else "not busy with other work all the time"
-    return (
-        f"These numbers are of a host that was {busy}: load average {loads[0]:.1f} to {loads[1]:.1f} on"
-        f" {cores_count} cores."
-    )
-
-
-def _flags(careful: list[list[Measurement]]) -> str:
+def _flags(careful: Careful) -> str:
     raised = [flag for measured in careful for m in measured for flag in m.flags]
     return ", ".join(f"{flag} {raised.count(flag)}" for flag in sorted(set(raised))) or "none"
 
