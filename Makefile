@@ -19,6 +19,7 @@ setup: $(STAMP)  ## the environment alone
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else f"edgeloop needs Python 3.11, $(PYTHON) is {sys.version.split()[0]}: make $(MAKECMDGOALS) PYTHON=python3.11")'
+	@echo "installing what requirements.lock pins into $(VENV): some minutes, without a word"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

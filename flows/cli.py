@@ -3,6 +3,7 @@
 Stdout carries results only: what libraries, compiled ones too, and stages print goes to stderr.
 """
 
+import errno
 import json
 import os
 import sys
@@ -83,6 +84,7 @@ def init(name: str, directory: Path) -> int:
     print(f"splits: {found.forecast}; repeated and unusable files will be left out")
     for note in found.forecast.notes():
         print(f"note: {plain(note)}")
+    print("note: training mirrors images (`flip: true`); turn it off for text, digits, left against right")
     print(f"wrote {made.path / 'params.yaml'}; change what you like, then `edgeloop build --preset {name}`")
     return 0
 
@@ -261,12 +263,29 @@ def _print_failure(given: Sequence[str], message: str, code: int) -> None:
 
 
 def _unforeseen(error: Exception) -> tuple[int, str]:
-    """Print what nobody raised on purpose, a full disk or a bug with its traceback; its code and text."""
-    if full := disk_full(error, repository()):
-        print(f"edgeloop: {full}", file=sys.stderr)
-        return full.exit_code, str(full)
+    """Print what nobody raised on purpose; its code and text.
+
+    That is a full disk, a path that the system does not take, or a bug with its traceback.
+    """
+    if known := disk_full(error, repository()) or _unusable_path(error):
+        print(f"edgeloop: {plain_lines(str(known))}", file=sys.stderr)
+        return known.exit_code, str(known)
     traceback.print_exception(error)
     return EdgeloopError.exit_code, f"{type(error).__name__}: {error}"
+
+
+_PATH_ERRORS = {errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.ENOTDIR}
+"""What the system says of a path that somebody gave, wherever it is used first."""
+
+
+def _unusable_path(error: Exception) -> UserError | None:
+    if not isinstance(error, OSError) or error.errno not in _PATH_ERRORS or error.filename is None:
+        return None
+    return UserError(
+        f"{os.fsdecode(error.filename)}: {error.strerror}",
+        allowed="a path of this system that this user may read, or write where something is written",
+        next_step="check how it is spelled and whose it is: `ls -ld` says so",
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -56,7 +56,7 @@ def list_(
 
 @release.command
 def show(name: str, version: int, *, as_json: AsJson = False) -> int:
-    """Show a version's gate table, origin, artifacts and history.
+    """Show a version's gate table (in Markdown, as MLflow has it), origin, artifacts and history.
 
     Args:
         name: The registered model, or its workspace.

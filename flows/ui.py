@@ -6,11 +6,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from filelock import FileLock, Timeout
+
 from fleet.device.errors import EngineError, UserError
 from flows.servers import addresses, mlflow_server, prefect_server, process, report_pages
 from tasks.tracking import check_store, is_server, state_folder, tracking_uri
 from tasks.workspace import Workspace
 
+_LOCK = "ui.lock"
 _WATCH_S = 1.0
 _MOST_RESTARTS = 5
 """Of MLflow's server; what dies more often will not get well by itself."""
@@ -26,11 +29,13 @@ def serve(workspace: Workspace, port: int | None) -> int:
         port: For MLflow to listen on; None takes the one it had last, or a free one when that is taken.
 
     Raises:
-        UserError: the port is taken, or a server that the environment names does not answer.
+        UserError: the pages of this repository are served already, the port is taken, or a server that the
+            environment names does not answer.
         EngineError: a server cannot be started, or dies again and again.
     """
     check_store(tracking_uri(workspace.path))
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        stack.enter_context(_alone(workspace))
         ports = _ports(workspace, port)
         reports = stack.enter_context(_reports(workspace, ports.reports))
         mlflow = stack.enter_context(_mlflow(workspace, ports.mlflow))
@@ -39,6 +44,27 @@ def serve(workspace: Workspace, port: int | None) -> int:
         _print_links(workspace, prefect, reports)
         _watch(workspace, mlflow, prefect)
     return 0
+
+
+@contextlib.contextmanager
+def _alone(workspace: Workspace) -> Iterator[None]:
+    """One at a time for a repository: links in records lead to the ports that the last one took."""
+    state = state_folder(workspace.path)
+    state.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(state / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(
+            f"`edgeloop ui` runs already: {addresses.reports_url(workspace.path)} has the reports, "
+            f"{addresses.mlflow_url(workspace.path)} MLflow",
+            allowed="one for a repository",
+            next_step="open these pages, or end it first: Ctrl-C where it runs",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @dataclass

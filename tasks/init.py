@@ -79,6 +79,12 @@ def init_workspace(root: Path, name: str, directory: Path) -> tuple[Workspace, F
             next_step="name the folder with one folder a class in it",
         )
     check_hashable(source)
+    if not source.exists():
+        raise UserError(
+            f"{source} is not there",
+            allowed="a folder of CLASS/IMAGE or SPLIT/CLASS/IMAGE, or a tar of one",
+            next_step="name the folder that holds your images: `ls` shows what there is",
+        )
     listing = list_source(
         TarSource(kind="tar", path=source) if kind == "tar" else FolderSource(kind="folder", path=source)
     )

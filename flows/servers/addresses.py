@@ -14,7 +14,8 @@ from tasks.stage import write_json
 from tasks.tracking import is_server, state_folder, tracking_uri
 
 _FILE = "ui.json"
-_ANY = 65535
+_OPEN = range(1024, 65536)
+"""Ports that need no privilege."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ def remembered(folder: Path) -> Ports:
     """The ports that `edgeloop ui` had last, the usual ones when it never ran or its file is damaged."""
     try:
         ports = Ports(**json.loads((state_folder(folder) / _FILE).read_text(encoding="utf-8")))
-        valid = all(isinstance(port, int) and 0 < port <= _ANY for port in asdict(ports).values())
+        valid = all(type(port) is int and port in _OPEN for port in asdict(ports).values())
     except (OSError, ValueError, TypeError):
         return Ports()
     return ports if valid else Ports()

@@ -25,6 +25,8 @@ REPORT = "release.html"
 DATA_DOCS = "data_docs/index.html"
 _FILES = ("gate.md", "prune_ladder.html", REPORT)
 _FOLDERS = ("data_docs",)
+_COMMITTED = ("gate.md",)
+"""Its time may be that of the clone."""
 
 
 @contextmanager
@@ -112,7 +114,7 @@ def _index(repository: Path) -> str:
         files = ((REPORT, "release report"), ("gate.md", "gate"), (DATA_DOCS, "Data Docs"))
         there = [(f, what, workspace.path / "reports" / f) for f, what in files]
         cells = [
-            f'<a href="{html.escape(page(name, f))}">{what}</a> {_written(path)}'
+            f'<a href="{html.escape(page(name, f))}">{what}</a> {"" if f in _COMMITTED else _written(path)}'
             for f, what, path in there
             if path.is_file()
         ]

@@ -10,6 +10,9 @@ from flows.build import Built
 from flows.built_text import print_built
 from flows.cli import main
 
+LONG = "/tmp/" + "a" * 300
+"""A path that the system takes nowhere."""
+
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
@@ -26,6 +29,10 @@ from flows.cli import main
         (["bench", "/no/such.mnn"], 2),
         (["bench", "m.mnn", "--threads", "0"], 2),
         (["bench", "m.mnn", "--queries", "many"], 2),
+        (["bench", LONG], 2),
+        (["init", "new", LONG], 2),
+        (["convert", LONG, "--out", "m.mnn"], 2),
+        (["doctor", "--preprocess", LONG], 2),
     ],
     ids=str,
 )

@@ -18,6 +18,9 @@ import psutil
 import pytest
 from clones import ROOT, edgeloop, environment
 
+from flows.servers.addresses import Ports, remembered
+from tasks.tracking import state_folder
+
 PICTURE = ROOT / "docs" / "images" / "prefect-run.png"
 PATIENCE_S = 120
 
@@ -116,6 +119,28 @@ def test_a_taken_port_is_refused(tiny_build):
         done = edgeloop(tiny_build.clone, "ui", "--port", str(port))
     assert done.returncode == 2
     assert f"port {port}" in done.stderr
+
+
+def test_a_second_one_names_the_pages_of_the_first(ui, tiny_build):
+    """It starts nothing, and the first one's ports stay the ones that links lead to."""
+    remembered = (tiny_build.clone / ".edgeloop" / "ui.json").read_bytes()
+    second = edgeloop(tiny_build.clone, "ui")
+    assert second.returncode == 2
+    assert f"http://127.0.0.1:{ui.port}" in second.stderr
+    assert ui.links["all"].rstrip("/") in second.stderr
+    assert (tiny_build.clone / ".edgeloop" / "ui.json").read_bytes() == remembered
+
+
+@pytest.mark.parametrize("port", [80, 0, 65536, True, "5000", None])
+def test_a_damaged_record_of_ports_is_not_obeyed(tmp_path, port):
+    """A port below 1024 neither: root could listen there."""
+    (tmp_path / "params.yaml").touch()
+    record = state_folder(tmp_path) / "ui.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"mlflow": 5001, "reports": port}), encoding="utf-8")
+    assert remembered(tmp_path) == Ports()
+    record.write_text(json.dumps({"mlflow": 5001, "reports": 1024}), encoding="utf-8")
+    assert remembered(tmp_path) == Ports(mlflow=5001, reports=1024)
 
 
 def test_no_two_pages_want_one_port(tiny_build):
