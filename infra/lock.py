@@ -18,7 +18,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         pip = [str(Path(folder) / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "setuptools>=80", f"{ROOT}[build,dev]"], check=True)
+        subprocess.run([*pip, "install", "setuptools>=80", f"{ROOT}[build,gateway,dev]"], check=True)
         frozen = subprocess.run([*pip, "freeze", "--all"], check=True, capture_output=True, text=True).stdout
     pins = []
     for line in frozen.splitlines():

@@ -33,9 +33,11 @@ def _ids(path: Path) -> str:
 
 @pytest.mark.parametrize("path", MODULES, ids=_ids)
 def test_imports_go_one_way(path):
-    """flows -> tasks -> fleet.lab -> fleet.device: nothing imports what stands above it."""
+    """flows -> tasks -> fleet.lab -> fleet.device, and flows -> fleet.gateway -> fleet.device: never back."""
     above = {
-        "fleet/device": ("fleet.lab", "tasks", "flows"),
+        "fleet/device": ("fleet.lab", "fleet.gateway", "fleet.simulator", "tasks", "flows"),
+        "fleet/gateway": ("fleet.lab", "fleet.simulator", "tasks", "flows"),
+        "fleet/simulator": ("fleet.lab", "fleet.gateway", "tasks", "flows"),
         "fleet/lab": ("tasks", "flows"),
         "tasks": ("flows",),
     }
@@ -50,9 +52,10 @@ def test_imports_go_one_way(path):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "fleet" / "device").rglob("*.py")), ids=_ids)
-def test_the_device_side_needs_numpy_opencv_mnn_only(path):
-    """What runs on a device imports numpy, OpenCV, MNN, the standard library and itself."""
-    allowed = {*sys.stdlib_module_names, "numpy", "cv2", "MNN", "fleet"}
+def test_the_device_side_needs_the_base_dependencies_only(path):
+    """What runs on a device imports numpy, OpenCV, MNN, python-tuf, cryptography, the stdlib and itself."""
+    base = {"numpy", "cv2", "MNN", "tuf", "securesystemslib", "cryptography"}
+    allowed = {*sys.stdlib_module_names, *base, "fleet"}
     assert {name.split(".")[0] for name in _imports(path)} <= allowed
 
 
