@@ -35,6 +35,8 @@ class Material:
     """reports/parity.json."""
     benchmarks: Mapping[str, Mapping[str, Any]]
     """Device to reports/benchmark/DEVICE.json."""
+    probes: Mapping[str, Mapping[str, Any]]
+    """Device to reports/probe/DEVICE.json."""
     models: Mapping[str, Model]
     """Variant to models/mnn/VARIANT/model.mnn."""
     cards: Mapping[str, Mapping[str, Any]]
@@ -85,6 +87,7 @@ def read_material(workspace: Path, devices: Sequence[str]) -> Material:
         convert=_report(reports / "convert.json"),
         parity=parity,
         benchmarks={name: _report(reports / "benchmark" / f"{name}.json") for name in devices},
+        probes={name: _report(reports / "probe" / f"{name}.json") for name in devices},
         models=models,
         cards=cards,
         labels=labels,

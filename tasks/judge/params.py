@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, field_validator
 
-from tasks.judge.text import is_visible
+from tasks.foreign_text import is_visible
 from tasks.stage import Params
 
 

@@ -13,11 +13,11 @@ from fleet.device.errors import EngineError, UserError
 from tasks.mlflow_file import registered_name, workspace_of
 from tasks.mlflow_store import Store
 from tasks.review.author import Author
-from tasks.review.decisions import Decision, decide, require_version
+from tasks.review.decisions import Decision, decide
 from tasks.review.desk import Desk, open_desk
 from tasks.review.ledger import Draft, Entry, Ledger
 from tasks.review.reconcile import has_store, reconcile_desk
-from tasks.review.release import ReleaseRefusedError
+from tasks.review.release import ReleaseRefusedError, require_version
 from tasks.review.standing import State
 from tasks.terminal import plain
 from tasks.tracking import check_store, shown, state_folder, tracking_uri

@@ -15,7 +15,14 @@ from tasks.review.author import Author
 from tasks.review.champion_folder import crown, is_crowned, record_of
 from tasks.review.ledger import Action, Draft, Entry, Ledger, Reading
 from tasks.review.registry import show, snapshot
-from tasks.review.release import MisledError, Release, ReleaseRefusedError, fetch, require_own_source
+from tasks.review.release import (
+    MisledError,
+    Release,
+    ReleaseRefusedError,
+    fetch,
+    require_own_source,
+    require_version,
+)
 from tasks.review.standing import CHAMPION, MARK, PREVIOUS, Standing, demotion, heirs, promotion, standing
 from tasks.tracking import state_folder, tracking_uri
 from tasks.workspace import Workspace
@@ -80,9 +87,11 @@ class Desk:
         """A version's artifacts, verified, for the block.
 
         Raises:
-            ReleaseRefusedError: they are not what was registered, or the gate did not pass.
+            ReleaseRefusedError: there is no such version, its files are not what was registered, or the gate
+                did not pass.
         """
         _, now, shown = self.look()
+        require_version(self.name, version, shown)
         with tempfile.TemporaryDirectory() as folder:
             review, version_shown = now.review(version), shown.versions[version]
             yield fetch(

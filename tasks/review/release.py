@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fleet.device.errors import UserError
 from tasks.champion_files import PREDICTIONS
 from tasks.judge.evidence import evidence_sha256
-from tasks.mlflow_file import Version
+from tasks.mlflow_file import Snapshot, Version
 from tasks.provenance import release_sha256, sha256_of
 from tasks.refusal import refusing
 from tasks.review.ledger import Entry
@@ -75,6 +75,21 @@ def artifact_of(file: str) -> str:
         if file.startswith(prefix):
             return place + file.removeprefix(prefix)
     return file
+
+
+def require_version(name: str, version: int, shown: Snapshot) -> None:
+    """Refuse a version that MLflow does not have.
+
+    Raises:
+        ReleaseRefusedError: it has not.
+    """
+    if version not in shown.versions:
+        there = ", ".join(map(str, sorted(shown.versions))) or "none"
+        raise ReleaseRefusedError(
+            f"{name} has no version {version}",
+            allowed=f"a version that is in MLflow: {there}",
+            next_step="`edgeloop release list` shows them",
+        )
 
 
 def fetch(store: "Store", name: str, number: int, *, version: Version, review: Review, into: Path) -> Release:

@@ -95,6 +95,17 @@ def stale_card(built):
     built.cards[INT8]["mnn_sha256"] = digest(b"older")
 
 
+def card_with_equal_first_digits(built):
+    """A card of another file whose SHA-256 looks the same at first sight."""
+    own = digest(built.models[INT8])
+    built.cards[INT8]["mnn_sha256"] = own[:-1] + ("0" if own[-1] != "0" else "1")
+
+
+def other_engine(built):
+    """The device ran another engine than the models were proven in."""
+    built.probe = {"engine_version": "3.5.0"}
+
+
 def bgr_in_the_record(built):
     """Someone edits the colour order in the card: what the device would do is not what was proven."""
     built.cards[INT8]["preprocess"] = BGR.to_dict()
@@ -144,6 +155,8 @@ CLASS_LOST = f"{INT8}: class lost against the champion"
         (stale_card, f"{INT8}: {IDENTITY}", "^card.json is about [0-9a-f]{12}, not [0-9a-f]{12}$"),
         (stale_parity, f"{INT8}: {IDENTITY}", "^parity.json is about [0-9a-f]{12}, not [0-9a-f]{12}$"),
         (stale_bench, f"{INT8}: {IDENTITY}", "^benchmark/local.json is about [0-9a-f]{12}, not "),
+        (card_with_equal_first_digits, f"{INT8}: {IDENTITY}", "^card.json is about "),
+        (other_engine, "engine on local", f"^probe/local.json: 3.5.0; {FP32} was proven in 3.6.1; "),
         (bgr_in_the_record, f"{INT8}: {PROVEN}", "^card.json names .*; parity.json names "),
         (
             bgr_in_record_and_digest,
@@ -565,6 +578,7 @@ def test_evidence_covers_all_that_was_judged(built):
         "models/parity/predictions.parquet",
         "reports/convert.json",
         "reports/parity.json",
+        "reports/probe/local.json",
         *(f"reports/benchmark/local{end}" for end in (".json", "_samples.parquet", "_layers.csv")),
         *(f"models/mnn/{name}/{file}" for name in built.models for file in ("card.json", "model.mnn")),
     }

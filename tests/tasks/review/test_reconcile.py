@@ -133,6 +133,20 @@ def test_a_champion_deleted_in_mlflow_falls_back(room):
     assert room.states == {3: "pending", 1: "approved"}
 
 
+@pytest.mark.parametrize("order", [("1", "2"), ("2", "1")])
+def test_champion_and_previous_deleted_leave_no_champion(room, order):
+    """No heir is left: said in the ledger, and neither builds nor lists stop at it."""
+    for version in order:
+        room.approve(int(version))
+    for version in order:
+        room.client.delete_model_version(MODEL, version)
+    reconcile(room.workspace)
+    assert {("deleted", "", 1), ("deleted", "", 2)} <= set(room.said())
+    assert room.aliases == {"candidate": 3}
+    assert json.loads((room.path / "champion" / "champion.json").read_text(encoding="utf-8")) == {}
+    assert not unreconciled(room.workspace)
+
+
 def test_a_model_deleted_and_registered_anew_inherits_nothing(room):
     """Version numbers begin again at 1; what was approved under a number is not the new version's."""
     room.approve(1)
