@@ -81,7 +81,7 @@ def _floors(name: str, material: Material, parity: Mapping[str, Any], params: Ga
     if convert.count("size_bytes") != model.size_bytes:
         convert = About(file=convert.file, variant=name, values={})
     checks = [
-        *floors.accuracy_checks(proven, params),
+        *floors.accuracy_checks(proven, material.parent_pairs.get(name), params),
         *floors.parity_checks(proven, params),
         floors.size_check(convert, params),
     ]

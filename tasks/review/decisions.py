@@ -32,7 +32,7 @@ def decide(desk: Desk, decision: Decision, version: int, who: Author, why: str) 
                 reason = replace(desk.draft("approved", version, who, why), files=files)
                 desk.write([reason])
                 desk.promote(version, reason)
-                crown(desk.workspace.path, record, release.predictions)
+                crown(desk.workspace.path, record, release)
         else:
             reason = desk.draft("rejected", version, who, why)
             desk.write([reason, *desk.dethrone(version, reason)])

@@ -12,7 +12,7 @@ from pathlib import Path
 from tasks.mlflow_file import Snapshot, registered_name
 from tasks.mlflow_store import Store
 from tasks.review.author import Author
-from tasks.review.champion_folder import crown, is_crowned, record_of
+from tasks.review.champion_folder import crown, is_crowned, record_of, uncrown
 from tasks.review.ledger import Action, Draft, Entry, Ledger, Reading
 from tasks.review.registry import show, snapshot
 from tasks.review.release import (
@@ -182,11 +182,11 @@ class Desk:
             return
         champion = now.aliases.get(CHAMPION)
         if champion is None:
-            crown(self.workspace.path)
+            uncrown(self.workspace.path)
         elif champion in shown.versions:
             try:
                 with self.fetched(champion) as release:
-                    crown(self.workspace.path, record_of(release), release.predictions)
+                    crown(self.workspace.path, record_of(release), release)
             except ReleaseRefusedError as error:
                 raise ReleaseRefusedError(
                     f"champion/ is not the champion's, and cannot be written again: {error.got}",

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from fleet.device.errors import UserError
-from tasks.champion_files import PREDICTIONS
+from tasks.champion_files import PARAMS, PREDICTIONS
 from tasks.judge.evidence import evidence_sha256
 from tasks.mlflow_file import Snapshot, Version
 from tasks.provenance import release_sha256, sha256_of
@@ -29,7 +29,7 @@ ATTACHED: Mapping[str, str] = {
     "report_sha256": REPORT,
     "predictions_sha256": PREDICTIONS,
     "gate_table_sha256": "gate.md",
-    "params_sha256": "params.yaml",
+    "params_sha256": PARAMS,
     "dvc_lock_sha256": "dvc.lock",
 }
 """Tag to artifact: files beside the evidence whose bytes a version vouches for too."""
@@ -67,6 +67,11 @@ class Release:
     def predictions(self) -> Path:
         """What its variants answered to the test images."""
         return self.folder / PREDICTIONS
+
+    @property
+    def params(self) -> Path:
+        """What it was built with."""
+        return self.folder / PARAMS
 
 
 def artifact_of(file: str) -> str:

@@ -14,6 +14,7 @@ from fleet.device.preprocess import Preprocess
 from fleet.lab.flags import WARNINGS
 from tasks.gate import GateParams, require_judged
 from tasks.judge.evidence import evidence_sha256
+from tasks.paired import Paired
 from tasks.stage import load_params
 
 IDENTITY, PROVEN = "evidence is about this file", "preprocessing is the proven one"
@@ -220,6 +221,23 @@ def test_accuracy_is_held_against_floor_and_parent(tmp_path, floor, losses, refu
     assert list(by_verdict(built.write().judge(min_top1=floor), "fail")) == refused
 
 
+def test_few_images_cannot_tell_a_loss_to_the_parent(tmp_path):
+    """One image of 44 is 2.3 pp and within noise; eight of them are not."""
+    lost = f"{INT8}: accuracy lost against {PRUNED}"
+    few = GateWorkspace(path=tmp_path / "few", n=44, wrong_then=2, champion=False)
+    few.lose(INT8, 0, 1)
+    report = few.write().judge()
+    assert report["verdict"] == "pass"
+    check = by_verdict(report, "inconclusive")[lost]
+    assert check["measured"] == 2.2727
+    paired = Paired(both=41, lost=1, gained=0, neither=2)
+    assert f"95 % interval {paired.low_pp:.2f} to {paired.high_pp:.2f} pp" in check["evidence"]
+    many = GateWorkspace(path=tmp_path / "many", n=44, wrong_then=2, champion=False)
+    for label in range(8):
+        many.lose(INT8, label, 1)
+    assert lost in by_verdict(many.write().judge(min_top1=0.5), "fail")
+
+
 def test_a_small_drop_passes_with_its_interval(built):
     """0.48 pp of 2,500 images is within the limit, and how uncertain that is stands beside it."""
     worse_a_little(built)
@@ -250,7 +268,8 @@ def test_the_released_files_themselves_pass_on_few_images(tmp_path):
     report = GateWorkspace(path=tmp_path, n=300, wrong_then=15, released=True).write().judge()
     assert by_verdict(report, "inconclusive") == {}
     check = by_verdict(report, "pass")[f"{INT8}: accuracy lost against the champion"]
-    assert check["note"] == "this is edgeloop-x version 3's own file"
+    assert (check["evidence"], check["note"]) == ("edgeloop-x version 3's own file", "")
+    assert all(comparison["same_file"] for comparison in report["comparison"].values())
 
 
 def test_equal_bytes_that_answer_otherwise_are_no_released_file(tmp_path):
@@ -269,6 +288,8 @@ def test_a_drop_beyond_all_doubt_is_refused_on_few_images(tmp_path):
         built.lose(INT8, label, 4)
     report = built.write().judge(min_top1=0.5, max_precision_drop_pp=100)
     assert list(by_verdict(report, "fail")) == [ACCURACY_LOST]
+    note = by_verdict(report, "fail")[ACCURACY_LOST]["note"]
+    assert note.startswith("the whole interval lies above 0.5 pp")
     assert report["comparison"][INT8]["interval_pp"][0] > 0.5
 
 
