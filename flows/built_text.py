@@ -1,7 +1,10 @@
 """What `edgeloop build` prints for people: variants, verdict with its reasons, champion, registration."""
 
+import os
+import shutil
 import sys
 from collections import Counter
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -86,4 +89,11 @@ def _registered(built: Built) -> str:
     champion = (built.champion.get("name"), str(built.champion.get("version")))
     if (name, str(version)) == champion:
         return f"registered: {name} version {version}, the champion"
-    return f"registered: {name} version {version}; `edgeloop release list` says what waits for review"
+    return f"registered: {name} version {version}; `{_typed()} release list` says what waits for review"
+
+
+def _typed() -> str:
+    """`edgeloop` as it can be typed here: where no environment is active, by its path."""
+    if shutil.which("edgeloop"):
+        return "edgeloop"
+    return os.path.relpath(Path(sys.executable).with_name("edgeloop"))

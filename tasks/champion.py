@@ -156,9 +156,10 @@ def read_predictions(path: Path, labels: Sequence[str], variants: Sequence[str])
         if path.is_dir():  # pandas would read the files in it
             raise IsADirectoryError("is a folder")
         table = pd.read_parquet(path, columns=wanted)
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+    except (OSError, ValueError, KeyError, NotImplementedError) as error:  # pyarrow's errors, and pandas'
+        missing = isinstance(error, FileNotFoundError)
         raise UserError(
-            f"{path}: {' '.join(str(error).split())[:200]}",
+            f"{path}: {'is not there' if missing else ' '.join(str(error).split())[:200]}",
             allowed=f"Parquet with the columns {', '.join(wanted)}",
             next_step="`dvc repro parity`" if path.parent.name != FOLDER else _NEXT_STEP,
         ) from error

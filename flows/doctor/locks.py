@@ -7,6 +7,7 @@ from pathlib import Path
 from fleet.lab.lock import lock_path
 from flows.doctor.finding import Finding
 from flows.dvc_rwlock import FILE, holders
+from flows.servers import UI_LOCK
 from tasks.workspace import Workspace
 
 _LOCKS = Path("/proc/locks")
@@ -19,7 +20,9 @@ def check_locks(workspace: Workspace) -> Iterator[Finding]:
     """
     root = workspace.repository
     folders = dict.fromkeys((root / ".edgeloop", workspace.path / ".edgeloop"))
-    files = [path for folder in folders for path in sorted(folder.glob("*.lock"))]
+    # `edgeloop ui` holds its own for as long as somebody looks, and nobody waits for it.
+    locks = (path for folder in folders for path in sorted(folder.glob("*.lock")))
+    files = [path for path in locks if path.name != UI_LOCK]
     files += [root / ".dvc" / "tmp" / "lock", lock_path("local")]
     held = [(path, owner) for path in files if (owner := _holder(path)) is not None]
     for path, owner in held:

@@ -87,7 +87,7 @@ def parity_checks(parity: About, params: GateParams) -> list[Check]:
             reasons = ["no operator ran in int8"]
         ok = None if int8_ops_count is None else int(bool(ok) and int8_ops_count > 0)
     error, tolerance = parity.number("max_rel_error"), parity.number("tolerance_rel")
-    if error is None or tolerance is None:
+    if error is None or tolerance is None or parity.count("elementwise_n") is None:
         ok = None
     elif ok and error > tolerance * _ROUNDED:
         ok, reasons = 0, [*reasons, "the error is beyond the tolerance"]

@@ -14,7 +14,7 @@ from tasks.mlflow_store import Store
 from tasks.review.author import Author
 from tasks.review.champion_folder import crown, is_crowned, record_of, uncrown
 from tasks.review.ledger import Action, Draft, Entry, Ledger, Reading
-from tasks.review.registry import show, snapshot
+from tasks.review.registry import require_known, show, snapshot
 from tasks.review.release import (
     MisledError,
     Release,
@@ -47,13 +47,16 @@ class Desk:
         """The ledger, what it says of this model, and what MLflow shows of it.
 
         Raises:
-            UserError: the ledger was tampered with.
+            UserError: the ledger was tampered with, or MLflow has never seen it.
         """
         reading = self.ledger.read()
+        now = standing(reading.entries, self.name)
         if self._seen is None:
-            self._seen = snapshot(self.store, self.name)
-            self.ledger.require_marked(self._seen.tags.get(MARK, ""), reading)
-        return reading, standing(reading.entries, self.name), self._seen
+            seen = snapshot(self.store, self.name)
+            self.ledger.require_marked(seen.tags.get(MARK, ""), reading)
+            require_known(self.store.uri, self.name, now, seen, reading)
+            self._seen = seen
+        return reading, now, self._seen
 
     def look_again(self) -> None:
         """See what MLflow shows now, which others change at any time."""
