@@ -195,7 +195,7 @@ class Ledger:
             entry = Entry(**record)
         except (ValueError, TypeError, RecursionError) as error:
             raise self._tampered(number, f"cannot be read ({' '.join(str(error).split())[:80]})") from error
-        if _hash(record) != entry.sha256 or _line(entry) != line + b"\n":  # a key twice, another line end
+        if _hash(record) != entry.sha256 or _text(record) != line:  # a key twice, another line end
             raise self._tampered(number, "was changed after it was written")
         if (entry.sequence, entry.previous_sha256) != (number, before):
             raise self._tampered(
@@ -262,7 +262,11 @@ def _hash(record: Mapping[str, Any]) -> str:
 
 
 def _line(entry: Entry) -> bytes:
-    return json.dumps(asdict(entry), sort_keys=True).encode() + b"\n"
+    return _text(asdict(entry)) + b"\n"
+
+
+def _text(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True).encode()
 
 
 def _recovered(unfinished: bytes) -> Draft:
