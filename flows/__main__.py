@@ -1,6 +1,6 @@
 """`python -m flows` is `edgeloop`."""
 
-from flows.cli import main
+from flows.start import main
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,10 @@
 """What `edgeloop build` prints for people: variants, verdict with its reasons, champion, registration."""
 
+import os
+import shutil
 import sys
 from collections import Counter
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -60,16 +63,22 @@ def _variants(built: Built) -> Table:
 
 
 def _against_champion(built: Built) -> str:
-    """The variant that lost most against the champion, with its 95 % interval; empty without comparison."""
-    compared = {name: c for name, c in built.comparison.items() if c["n"]}
-    if not built.champion or not compared:
+    """Which variants are not the champion's, and what lost most of them; empty without comparison."""
+    if not built.champion or not built.comparison:
         return ""
-    worst = max(compared, key=lambda name: compared[name]["drop_pp"])
-    lost = compared[worst]
+    changed = {name: c for name, c in built.comparison.items() if not c["same_file"]}
+    own_count, all_count = len(built.comparison) - len(changed), len(built.comparison)
+    line = f"champion: {built.champion['name']} version {built.champion['version']}"
+    if own_count:
+        line += f"; {own_count} of {all_count} variants are its own files"
+    if not changed:
+        return line
+    worst = max(changed, key=lambda name: changed[name]["drop_pp"])
+    lost = changed[worst]
     low_pp, high_pp = lost["interval_pp"]
     return (
-        f"champion: {built.champion['name']} version {built.champion['version']}; most lost by {worst}: "
-        f"{lost['drop_pp']:+.2f} pp ({low_pp:+.2f} to {high_pp:+.2f}), {lost['n']} images"
+        f"{line}; most lost by {worst}: {lost['drop_pp']:+.2f} pp ({low_pp:+.2f} to {high_pp:+.2f}), "
+        f"{lost['n']} images"
     )
 
 
@@ -80,4 +89,11 @@ def _registered(built: Built) -> str:
     champion = (built.champion.get("name"), str(built.champion.get("version")))
     if (name, str(version)) == champion:
         return f"registered: {name} version {version}, the champion"
-    return f"registered: {name} version {version}; `edgeloop release list` says what waits for review"
+    return f"registered: {name} version {version}; `{_typed()} release list` says what waits for review"
+
+
+def _typed() -> str:
+    """`edgeloop` as it can be typed here: where no environment is active, by its path."""
+    if shutil.which("edgeloop"):
+        return "edgeloop"
+    return os.path.relpath(Path(sys.executable).with_name("edgeloop"))

@@ -274,7 +274,7 @@ def _unforeseen(error: Exception) -> tuple[int, str]:
     return EdgeloopError.exit_code, f"{type(error).__name__}: {error}"
 
 
-_PATH_ERRORS = {errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.ENOTDIR}
+_PATH_ERRORS = {errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 """What the system says of a path that somebody gave, wherever it is used first."""
 
 

@@ -116,6 +116,15 @@ def _devices(path: Path, document: dict[Any, Any]) -> Iterable[UserError]:
             allowed=f"a list of one or more of: {', '.join(_DEVICES)} (this host)",
             next_step="write `devices: [local]`",
         )
+        return
+    gate = document.get("gate")
+    judged = gate.get("devices", names) if isinstance(gate, dict) else names
+    if not isinstance(judged, list) or sorted(map(str, judged)) != sorted(names):
+        yield UserError(
+            f"{path}: gate.devices is {judged!r}",
+            allowed=f"the devices that are measured: {names}",
+            next_step="leave gate.devices away, or write the same list",
+        )
 
 
 def source_problems(workspace: Workspace) -> list[UserError]:

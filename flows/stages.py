@@ -4,7 +4,6 @@ DVC owns the graph and decides what is up to date. A stage runs in a `dvc` proce
 build leaves DVC's lock with that process, so the next build waits for it instead of writing beside it.
 """
 
-import itertools
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ import yaml
 
 from fleet.device.errors import EdgeloopError, UserError
 from flows.dvc_child import innermost, locked
+from flows.dvc_rwlock import FILE, holders
 from flows.inputs import check_workspace
 from tasks.stage import FAILURE_FILE
 from tasks.tracking import BUILD_ID, BUILD_OWNER, QUIET_TOOLS, tracking_uri
@@ -85,7 +85,7 @@ def plan(workspace: Workspace) -> Plan:
         try:
             return _plan(workspace.path, file)
         except LockError as error:
-            if _unlock_if_killed(workspace.repository / ".dvc" / "tmp" / "rwlock"):
+            if _unlock_if_killed(workspace.repository / FILE):
                 continue
             if time.monotonic() > give_up_at:
                 raise locked(workspace.name, str(error)) from error
@@ -124,15 +124,18 @@ def _unlock_if_killed(rwlock: Path) -> bool:
 
     DVC asks only whether the process id exists, and a killed process that nobody has waited for still does.
     """
-    try:
-        record = json.loads(rwlock.read_text(encoding="utf-8"))
-        holders = [*record.get("write", {}).values(), *itertools.chain(*record.get("read", {}).values())]
-        if not holders or any(_is_running(int(holder["pid"])) for holder in holders):
+    from dvc.lock import make_lock
+    from dvc.rwlock import RWLOCK_LOCK
+
+    with make_lock(str(rwlock.with_name(RWLOCK_LOCK)), tmp_dir=str(rwlock.parent)):  # DVC edits it under this
+        try:
+            there = holders(rwlock)
+        except (OSError, ValueError):  # not as we know it
             return False
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # gone, or not as we know it
-        return False
-    rwlock.unlink(missing_ok=True)
-    return True
+        if not there or any(_is_running(holder.pid) for holder in there):
+            return False
+        rwlock.unlink()
+        return True
 
 
 def _is_running(pid: int) -> bool:

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from filelock import FileLock, Timeout
 
 from fleet.device.errors import EngineError, UserError
-from flows.servers import addresses, mlflow_server, prefect_server, process, report_pages
+from flows.servers import UI_LOCK, addresses, mlflow_server, prefect_server, process, report_pages
 from tasks.tracking import check_store, is_server, state_folder, tracking_uri
 from tasks.workspace import Workspace
 
-_LOCK = "ui.lock"
 _WATCH_S = 1.0
 _MOST_RESTARTS = 5
 """Of MLflow's server; what dies more often will not get well by itself."""
@@ -51,7 +50,7 @@ def _alone(workspace: Workspace) -> Iterator[None]:
     """One at a time for a repository: links in records lead to the ports that the last one took."""
     state = state_folder(workspace.path)
     state.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(state / _LOCK)
+    lock = FileLock(state / UI_LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:

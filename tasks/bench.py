@@ -138,7 +138,7 @@ def bench(
     for model in models:
         _check_model(model)
     if samples:
-        _check_samples(samples, models)
+        _check_samples(samples)
     device = open_device("local")
     identity = device.run("fleet.device.identity", {})
     check_threads(max(config.threads for config in configs), identity["cores_count"])
@@ -221,14 +221,13 @@ def _check_model(model: Path) -> None:
     )
 
 
-def _check_samples(samples: Path, models: Sequence[Path]) -> None:
+def _check_samples(samples: Path) -> None:
     """Refuse before minutes of measuring what could not be written after them."""
-    same = samples.exists() and any(samples.samefile(model) for model in models)
-    free = not samples.exists() or (samples.is_file() and not samples.is_symlink())
-    if same or not free or not samples.name or not os.access(samples.parent, os.W_OK | os.X_OK):
+    free = not samples.exists() or (samples.is_file() and not samples.is_symlink() and _is_parquet(samples))
+    if not free or not samples.name or not os.access(samples.parent, os.W_OK | os.X_OK):
         raise UserError(
             f"--samples {str(samples)!r}",
-            allowed="the path of a file, new or to be replaced, in a folder you may write to; not a model",
+            allowed="a new file in a folder you may write to, or a Parquet file to be replaced",
             next_step="choose another path",
         )
 
@@ -271,3 +270,12 @@ def _compare(first: Measured, other: Measured) -> Comparison:
     return Comparison(
         model=other.model, config=other.config, ratio=median, ratio_min=ratios[0], ratio_max=ratios[-1]
     )
+
+
+def _is_parquet(path: Path) -> bool:
+    """Whether a file is one that samples may replace: of its kind, or empty."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) in (b"PAR1", b"")
+    except OSError:
+        return False

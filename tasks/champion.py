@@ -2,12 +2,13 @@
 
     champion/champion.json        `{}` when nothing has been released, else the record below
     champion/predictions.parquet  what its variants answered on its test images, as models/parity has it
+    champion/params.yaml          what it was built with
 
 The folder is tracked by git and a dependency of the gate: another champion is another verdict.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fleet.device.errors import UserError
-from tasks.champion_files import FOLDER, PREDICTIONS, RECORD
+from tasks.champion_files import FOLDER, PARAMS, PREDICTIONS, RECORD
 from tasks.paired import Paired
 from tasks.provenance import sha256_of
 from tasks.stage import read_json, write_json
@@ -58,6 +59,8 @@ class Champion(_Record):
     variants: dict[str, ChampionVariant]
     predictions_sha256: str
     """SHA-256 of the bytes of predictions.parquet."""
+    params_sha256: str = ""
+    """SHA-256 of the bytes of params.yaml; empty where there is none."""
 
     def __str__(self) -> str:
         return f"{self.name} version {self.version}"
@@ -72,7 +75,10 @@ class Champion(_Record):
 
 
 def write_champion(
-    folder: Path, champion: Champion | None = None, predictions_parquet: Path | None = None
+    folder: Path,
+    champion: Champion | None = None,
+    predictions_parquet: Path | None = None,
+    params_yaml: Path | None = None,
 ) -> None:
     """Make `champion` the one that builds are held against; without one, say that there is none.
 
@@ -80,16 +86,22 @@ def write_champion(
         folder: The workspace's `champion/`; created when missing.
         champion: The record; its `predictions_sha256` is that of `predictions_parquet`.
         predictions_parquet: The release's models/parity/predictions.parquet.
+        params_yaml: What it was built with.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if champion is None:
         write_json(folder / RECORD, {})
         (folder / PREDICTIONS).unlink(missing_ok=True)
+        (folder / PARAMS).unlink(missing_ok=True)
         return
     assert predictions_parquet is not None
-    temporary = folder / f".{PREDICTIONS}"
-    shutil.copyfile(predictions_parquet, temporary)
-    temporary.replace(folder / PREDICTIONS)
+    if params_yaml is None:
+        (folder / PARAMS).unlink(missing_ok=True)
+    for name, source in ((PREDICTIONS, predictions_parquet), (PARAMS, params_yaml)):
+        if source is not None:
+            temporary = folder / f".{name}"
+            shutil.copyfile(source, temporary)
+            temporary.replace(folder / name)
     write_json(folder / RECORD, champion.model_dump(mode="json"))  # last: it names the predictions' bytes
 
 
@@ -144,9 +156,10 @@ def read_predictions(path: Path, labels: Sequence[str], variants: Sequence[str])
         if path.is_dir():  # pandas would read the files in it
             raise IsADirectoryError("is a folder")
         table = pd.read_parquet(path, columns=wanted)
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+    except (OSError, ValueError, KeyError, NotImplementedError) as error:  # pyarrow's errors, and pandas'
+        missing = isinstance(error, FileNotFoundError)
         raise UserError(
-            f"{path}: {' '.join(str(error).split())[:200]}",
+            f"{path}: {'is not there' if missing else ' '.join(str(error).split())[:200]}",
             allowed=f"Parquet with the columns {', '.join(wanted)}",
             next_step="`dvc repro parity`" if path.parent.name != FOLDER else _NEXT_STEP,
         ) from error
@@ -302,6 +315,15 @@ def compare(
     return found
 
 
-def records(comparisons: Mapping[str, Comparison]) -> dict[str, Any]:
-    """Key `comparison` of reports/gate.json; what had no image in common is not in it."""
-    return {name: comparison.to_dict() for name, comparison in comparisons.items() if comparison.n}
+def records(comparisons: Mapping[str, Comparison], same: Collection[str]) -> dict[str, Any]:
+    """Key `comparison` of reports/gate.json; what had no image in common is not in it.
+
+    Args:
+        comparisons: By variant.
+        same: The variants whose file is the champion's own.
+    """
+    return {
+        name: comparison.to_dict() | {"same_file": name in same}
+        for name, comparison in comparisons.items()
+        if comparison.n
+    }

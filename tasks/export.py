@@ -3,9 +3,9 @@
 import hashlib
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from fleet.device.errors import UserError
@@ -34,6 +34,16 @@ class Variants(Params):
         if len(set(precisions)) != len(precisions):
             raise ValueError("a precision is listed twice")
         return precisions
+
+    @model_validator(mode="after")
+    def _with_parents(self) -> Self:
+        """The gate holds each variant against the one it was made from: said before hours of training."""
+        for name, precisions in (("trained", self.trained), ("pruned", self.pruned)):
+            if precisions and "fp32" not in precisions:
+                raise ValueError(f"{name}: {', '.join(precisions)} without fp32, which they are held against")
+        if self.pruned and not self.trained:
+            raise ValueError("pruned without trained: [fp32], which its fp32 is held against")
+        return self
 
 
 class ExportParams(Params):

@@ -34,7 +34,7 @@ def gate(workspace: Path, params: GateParams) -> dict[str, Any]:
     material = read_material(workspace, params.devices)
     digests = {name: model.sha256 for name, model in material.models.items()}
     checks = apply_waivers(evaluate(material, params), params.waivers, digests)
-    verdict, comparison = overall(checks), records(material.comparisons)
+    verdict, comparison = overall(checks), records(material.comparisons, material.of_champion())
     write_text(workspace / REPORTS / "gate.md", markdown(verdict, checks, comparison))
     report = {
         "verdict": verdict,

@@ -16,10 +16,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from fleet.device.errors import INTERRUPTED, EdgeloopError, EngineError, UserError
 from tasks import tracking
@@ -30,6 +30,17 @@ class Params(BaseModel):
     """Base of every stage's params section: frozen, and a misspelt key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _yes_is_no_number(cls, section: Any) -> Any:
+        """YAML's yes, no, on and off are booleans, and pydantic would take them for 1 and 0."""
+        for name, value in section.items() if isinstance(section, dict) else ():
+            kind = cls.model_fields[name].annotation if name in cls.model_fields else None
+            wanted = {kind, *get_args(kind)}
+            if wanted & {int, float} and isinstance(value, bool | str) and type(value) not in wanted:
+                raise ValueError(f"{name} is {value!r}, which is no number (yes, no, on and off neither)")
+        return section
 
 
 P = TypeVar("P", bound=Params)

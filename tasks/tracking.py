@@ -216,8 +216,12 @@ def _sqlite_uri(file: Path) -> str:
 
 @contextlib.contextmanager
 def reading(database: Path) -> Iterator[sqlite3.Connection]:
-    """A store's file, opened for the block and not to be written."""
-    address = f"{database.absolute().as_uri()}?mode=ro"
+    """A store's file, opened for the block and not to be written.
+
+    With a journal beside it, left by a writer that was killed, SQLite must roll back before anybody can read.
+    """
+    journal = database.with_name(f"{database.name}-journal")
+    address = f"{database.absolute().as_uri()}?mode={'rw' if journal.exists() else 'ro'}"
     with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
         yield connection
 
@@ -256,8 +260,9 @@ def check_store(uri: str) -> None:
         raise UserError(
             f"MLflow at {shown(uri)}: {trouble}",
             allowed="a store that answers: sqlite:///FILE, http(s)://HOST, postgresql, mysql or mssql",
-            next_step="start that server, install its driver, or unset MLFLOW_TRACKING_URI; move a damaged "
-            ".edgeloop/mlflow.db away: builds go on with a new one, models and reports are not in it",
+            next_step="start that server, install its driver, or unset MLFLOW_TRACKING_URI; bring a damaged "
+            ".edgeloop/mlflow.db back from a copy. Without one move it and .edgeloop/ledger.jsonl away: "
+            "builds go on with new ones, models and reports are not in them",
         )
 
 

@@ -1,13 +1,13 @@
 """Locks, and who holds them; and what an ended build has left to tell MLflow."""
 
 import fcntl
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from fleet.lab.lock import lock_path
 from flows.doctor.finding import Finding
+from flows.dvc_rwlock import FILE, holders
+from flows.servers import UI_LOCK
 from tasks.workspace import Workspace
 
 _LOCKS = Path("/proc/locks")
@@ -20,7 +20,9 @@ def check_locks(workspace: Workspace) -> Iterator[Finding]:
     """
     root = workspace.repository
     folders = dict.fromkeys((root / ".edgeloop", workspace.path / ".edgeloop"))
-    files = [path for folder in folders for path in sorted(folder.glob("*.lock"))]
+    # `edgeloop ui` holds its own for as long as somebody looks, and nobody waits for it.
+    locks = (path for folder in folders for path in sorted(folder.glob("*.lock")))
+    files = [path for path in locks if path.name != UI_LOCK]
     files += [root / ".dvc" / "tmp" / "lock", lock_path("local")]
     held = [(path, owner) for path in files if (owner := _holder(path)) is not None]
     for path, owner in held:
@@ -30,7 +32,7 @@ def check_locks(workspace: Workspace) -> Iterator[Finding]:
             found=f"{path} is held by {owner}",
             next_step="wait for its end, or stop it; others wait meanwhile",
         )
-    yield from _dvc_entries(root / ".dvc" / "tmp" / "rwlock")
+    yield from _dvc_entries(root / FILE)
     if not held:
         yield Finding(check="locks", status="ok", found=f"none of {len(files)} is held")
 
@@ -73,12 +75,8 @@ def _named(pid: int) -> str:
 def _dvc_entries(path: Path) -> Iterator[Finding]:
     """DVC's list of who reads and writes which path: by process id, so a killed one stays in it."""
     try:
-        text = path.read_text(encoding="utf-8")
-        entries: Any = json.loads(text) if text.strip() else {}
-        owners = list(_owners(entries))
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        found = holders(path)
+    except (OSError, ValueError) as error:
         yield Finding(
             check="dvc rwlock",
             status="problem",
@@ -86,24 +84,15 @@ def _dvc_entries(path: Path) -> Iterator[Finding]:
             next_step=f"when no build runs: `rm {path}`",
         )
         return
-    for pid, command in dict.fromkeys(owners):
-        alive = Path(f"/proc/{pid}").exists()
+    for holder in found:
+        alive = Path(f"/proc/{holder.pid}").exists()
         yield Finding(
             check="dvc rwlock",
             status="warning" if alive else "ok",
-            found=f"{command} (process {pid}) "
+            found=f"{holder.command} (process {holder.pid}) "
             + ("works on this repository" if alive else "was killed; DVC drops its entry by itself"),
             next_step="wait for its end, or stop it" if alive else "",
         )
-
-
-def _owners(entries: Any) -> Iterator[tuple[int, str]]:
-    for who in entries.values():
-        for kind in ("read", "write"):
-            found = who.get(kind) or []
-            yield from (
-                (int(o["pid"]), str(o["cmd"])) for o in ([found] if isinstance(found, dict) else found)
-            )
 
 
 def check_undelivered(root: Path) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from flows.servers import prefect_server
 from tasks.http_probe import Answer, Asked, ask
 from tasks.tracking import check_store, is_server, reading, shown, sqlite_file, tracking_uri
 
-_AWAY = "away: builds go on with a new one; models and reports are not in it"
+_AWAY = "and .edgeloop/ledger.jsonl away: builds go on with new ones; models and reports are not in them"
 _LEAST_FREE_GB = 0.5
 _REVISION = re.compile(r"^(down_)?revision(?::[^=]*)?\s*=\s*(.+)$", re.MULTILINE)
 _QUIET_S = 0.2
@@ -81,8 +81,8 @@ def _database_trouble(database: Path) -> tuple[str, str]:
         if "locked" in str(problem):
             return "", ""  # by a writer, of whom is spoken apart
         verdict = str(problem)
-    except sqlite3.Error as problem:
-        verdict = str(problem)
+    except (sqlite3.Error, UnicodeDecodeError) as problem:  # a damaged file may hold any bytes as text
+        verdict = f"damaged: {problem}"
     return ("", "") if verdict == "ok" else (verdict, f"move {database} {_AWAY}")
 
 
@@ -91,7 +91,7 @@ def _schema(database: Path) -> Finding:
     try:
         with reading(database) as connection:
             rows = connection.execute("select version_num from alembic_version").fetchall()
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         return Finding(check="mlflow schema", status="ok", found="not made yet, or being made")
     have = rows[0][0] if rows else ""
     revisions, heads = _revisions()

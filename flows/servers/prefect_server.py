@@ -18,7 +18,7 @@ from typing import Any
 from fleet.device.errors import EngineError, UserError
 from flows.servers import keeper, process
 from tasks.tracking import QUIET_TOOLS, shown, state_folder
-from tasks.workspace import CODE, python_path
+from tasks.workspace import CODE, disk_full, python_path
 
 _ANSWER_LIMIT_S = 5.0
 _POLL_S = 0.1
@@ -105,7 +105,8 @@ def ensure(folder: Path, meanwhile: Callable[[], object] = tuple, avoid: Collect
             if spawns == 1:
                 meanwhile()
         time.sleep(_POLL_S)
-    raise EngineError(f"Prefect's server could not be started; {state / keeper.LOG} says why")
+    failure = EngineError(f"Prefect's server could not be started; {state / keeper.LOG} says why")
+    raise disk_full(failure, state) or failure
 
 
 def _spawn(state: Path, avoid: Collection[int]) -> "subprocess.Popen[bytes]":

@@ -9,6 +9,7 @@ Nothing else of the disk is served.
 
 import html
 import mimetypes
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ def served(repository: Path, port: int) -> Iterator[None]:
     class Handler(_Handler):
         root = repository
 
-    server = ThreadingHTTPServer((HOST, port), Handler)
+    server = _Server((HOST, port), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -65,7 +66,7 @@ def newest_report(repository: Path) -> str | None:
 
 def file_of(repository: Path, path: str) -> Path | None:
     """The file behind a page's path; None for whatever is not to be served."""
-    workspace, _, name = unquote(urlsplit(path).path).lstrip("/").partition("/")
+    workspace, _, name = unquote(path).lstrip("/").partition("/")
     known = workspaces(repository).get(workspace)
     if known is None or "\0" in name:
         return None
@@ -76,17 +77,29 @@ def file_of(repository: Path, path: str) -> Path | None:
     return file if allowed and file.is_file() else None
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a reader that went away; a defect of ours is shown."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # whatever it was given
+
+
 class _Handler(BaseHTTPRequestHandler):
     root = Path()
+
+    def do_HEAD(self) -> None:
+        """As GET, without the content."""
+        self.do_GET()
 
     def do_GET(self) -> None:
         """Answer with the index, a report, or not found."""
         host = self.headers.get("Host", "").rpartition(":")[0]
+        path = _path_of(self.path)
         if host not in (HOST, "localhost"):  # a name somebody else's page made lead here
             self.send_error(HTTPStatus.FORBIDDEN)
-        elif urlsplit(self.path).path == "/":
+        elif path == "/":
             self._send(_index(self.root).encode(), "text/html")
-        elif file := file_of(self.root, self.path):
+        elif file := file_of(self.root, path):
             kind = "text/plain" if file.suffix == ".md" else mimetypes.guess_type(file.name)[0]
             self._send(file.read_bytes(), kind or "application/octet-stream")
         else:
@@ -102,10 +115,19 @@ class _Handler(BaseHTTPRequestHandler):
         # Data Docs name files on other hosts; nothing on these pages asks the network.
         self.send_header("Content-Security-Policy", "default-src 'self' 'unsafe-inline' data:")
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
         """Print nothing: stderr is the user's."""
+
+
+def _path_of(target: str) -> str:
+    """The path of a request's target; empty where it is none."""
+    try:
+        return urlsplit(target).path
+    except ValueError:
+        return ""
 
 
 def _index(repository: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from tasks.champion import Comparison
 from tasks.judge import floors
 from tasks.judge.check import About, Check, not_measured
-from tasks.judge.identity import Said, bytes_check, preprocess_check
+from tasks.judge.identity import Said, bytes_check, engine_check, preprocess_check
 from tasks.judge.material import Material, Model
 from tasks.judge.params import GateParams
 from tasks.judge.regression import champion_checks, classes_check, no_champion, nothing_comparable
@@ -20,11 +20,11 @@ _NO_MODEL = Model(sha256="", size_bytes=0)
 
 
 def evaluate(material: Material, params: GateParams) -> list[Check]:
-    """Every check, variant by variant, then those of the whole build."""
+    """Every check: of the devices, variant by variant, then of the whole build."""
     identity = {name: _identity(name, material) for name in material.variants}
     proven = [name for name in material.variants if _is_proven(name, material, identity[name][1])]
     parity = {key: value for key, value in material.parity.items() if key.split("/")[0] in proven}
-    checks: list[Check] = []
+    checks = [engine_check(name, probed, material.cards) for name, probed in sorted(material.probes.items())]
     for name in material.variants:
         checks += identity[name]
         checks += _floors(name, material, parity, params)
@@ -81,7 +81,7 @@ def _floors(name: str, material: Material, parity: Mapping[str, Any], params: Ga
     if convert.count("size_bytes") != model.size_bytes:
         convert = About(file=convert.file, variant=name, values={})
     checks = [
-        *floors.accuracy_checks(proven, params),
+        *floors.accuracy_checks(proven, material.parent_pairs.get(name), params),
         *floors.parity_checks(proven, params),
         floors.size_check(convert, params),
     ]

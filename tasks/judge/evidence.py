@@ -26,6 +26,7 @@ def evidence(workspace: Path, devices: Iterable[str]) -> dict[str, str]:
     """SHA-256 of every file a verdict rests on: models, cards, predictions, reports, the champion."""
     files = [workspace / name for name in _SINGLE]
     files += [workspace / REPORTS / "benchmark" / f"{name}{end}" for name in devices for end in _OF_A_DEVICE]
+    files += [workspace / REPORTS / "probe" / f"{name}.json" for name in devices]
     files += (workspace / "models" / "mnn").glob("*/*")
     return {
         file.relative_to(workspace).as_posix(): sha256_of(file) for file in sorted(files) if file.is_file()

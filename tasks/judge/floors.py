@@ -9,14 +9,22 @@ from fleet.lab.flags import WARNINGS
 from fleet.lab.statistics import upper_bound
 from tasks.judge.check import About, Check, judged
 from tasks.judge.params import GateParams
+from tasks.judge.regression import MIN_N
+from tasks.paired import Paired
 from tasks.variants import Variant
 
 _ROUNDED = 1.005
 """parity.json gives errors to three digits, so up to half a percent above what was held to the tolerance."""
 
 
-def accuracy_checks(parity: About, params: GateParams) -> list[Check]:
-    """The floor, and what was lost against the variant this one was made from."""
+def accuracy_checks(parity: About, paired: Paired | None, params: GateParams) -> list[Check]:
+    """The floor, and what was lost against the variant this one was made from.
+
+    Args:
+        parity: What parity.json says of the variant.
+        paired: The variant and its parent on the same images; None where that is not known.
+        params: The thresholds.
+    """
     name = parity.variant
     top1, n = parity.number("top1"), parity.count("n")
     checks = [
@@ -30,30 +38,42 @@ def accuracy_checks(parity: About, params: GateParams) -> list[Check]:
             bound="at least",
         )
     ]
-    parent, limit_pp = _parent(Variant.parse(name), params)
+    parent = parent_of(name)
     if parent is not None:
         parent_top1 = replace(parity, variant=parent).number("top1")
         drop_pp = None if top1 is None or parent_top1 is None else round(100 * (parent_top1 - top1), 4)
-        checks.append(
-            judged(
-                f"{name}: accuracy lost against {parent}",
-                drop_pp,
-                limit_pp,
-                unit="pp",
-                n=n,
-                evidence=f"parity.json {parent}/top1 - {name}/top1",
-            )
+        pruned = Variant.parse(name).precision == "fp32"
+        check = judged(
+            f"{name}: accuracy lost against {parent}",
+            drop_pp,
+            params.max_prune_drop_pp if pruned else params.max_precision_drop_pp,
+            unit="pp",
+            n=n,
+            evidence=f"parity.json {parent}/top1 - {name}/top1{_interval(paired)}",
         )
+        checks.append(_within_noise(check, paired))
     return checks
 
 
-def _parent(variant: Variant, params: GateParams) -> tuple[str | None, float]:
-    """The variant this one was made from, and how much it may lose against it in pp."""
+def parent_of(name: str) -> str | None:
+    """The variant that one was made from; None for the trained fp32 one."""
+    variant = Variant.parse(name)
     if variant.precision != "fp32":
-        return replace(variant, precision="fp32").name, params.max_precision_drop_pp
-    if variant.pruned_percent:
-        return replace(variant, pruned_percent=0).name, params.max_prune_drop_pp
-    return None, 0.0
+        return replace(variant, precision="fp32").name
+    return replace(variant, pruned_percent=0).name if variant.pruned_percent else None
+
+
+def _interval(paired: Paired | None) -> str:
+    return f", 95 % interval {paired.low_pp:.2f} to {paired.high_pp:.2f} pp" if paired else ""
+
+
+def _within_noise(check: Check, paired: Paired | None) -> Check:
+    """A loss that few images cannot tell from none decides nothing, as against the champion."""
+    beyond = check.verdict == "fail" and isinstance(check.threshold, float)
+    if not beyond or paired is None or paired.n >= MIN_N or paired.low_pp > float(check.threshold or 0):
+        return check
+    note = f"fewer than {MIN_N} images and the interval reaches below the limit: the accuracy floor decides"
+    return replace(check, verdict="inconclusive", note=note)
 
 
 def parity_checks(parity: About, params: GateParams) -> list[Check]:
@@ -67,7 +87,7 @@ def parity_checks(parity: About, params: GateParams) -> list[Check]:
             reasons = ["no operator ran in int8"]
         ok = None if int8_ops_count is None else int(bool(ok) and int8_ops_count > 0)
     error, tolerance = parity.number("max_rel_error"), parity.number("tolerance_rel")
-    if error is None or tolerance is None:
+    if error is None or tolerance is None or parity.count("elementwise_n") is None:
         ok = None
     elif ok and error > tolerance * _ROUNDED:
         ok, reasons = 0, [*reasons, "the error is beyond the tolerance"]

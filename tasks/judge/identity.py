@@ -1,5 +1,6 @@
 """Whether the evidence speaks of the files that lie there: model bytes, and preprocessing."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,11 +10,13 @@ from fleet.device.preprocess import Preprocess
 from tasks.judge.check import About, Check, Verdict
 
 _DIGITS = 12  # of a SHA-256, as a person compares them
+_SHA256 = re.compile("[0-9a-f]{64}")
+_MOST_LETTERS = 80
 
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """What one source says about a model file, beside what is so; both as a person reads them."""
+    """What one source says about a model file, beside what is so; compared whole, shown short."""
 
     source: str
     said: str | None
@@ -26,7 +29,7 @@ class Said:
     @classmethod
     def digest(cls, source: str, said: object, found: str) -> "Said":
         """A SHA-256 that a source gives."""
-        return cls(source=source, said=None if said is None else str(said)[:_DIGITS], found=found[:_DIGITS])
+        return cls(source=source, said=None if said is None else str(said), found=found)
 
     @classmethod
     def bytes(cls, source: str, said: int | None, found: int) -> "Said":
@@ -53,7 +56,7 @@ def bytes_check(variant: str, statements: Sequence[Said], *, exists: bool) -> Ch
     """Card and reports speak of the model file that lies there; those that say nothing prove nothing."""
     wrong = [s for s in statements if s.said not in (None, s.found)] if exists else []
     silent = [s for s in statements if s.said is None]
-    reasons = [f"{s.source} is about {s.said}, not {s.found}" for s in wrong]
+    reasons = [f"{s.source} is about {_short(s.said)}, not {_short(s.found)}" for s in wrong]
     reasons += [f"{s.source} says nothing about this file" for s in silent]
     if not exists:
         reasons = [f"there is no models/mnn/{variant}/model.mnn"]
@@ -66,6 +69,32 @@ def bytes_check(variant: str, statements: Sequence[Said], *, exists: bool) -> Ch
         n=len(statements),
         verdict=verdict,
         evidence="; ".join(reasons) or ", ".join(s.source for s in statements),
+    )
+
+
+def _short(said: str | None) -> str:
+    """A SHA-256 as a person compares it; anything else as it is, within reason."""
+    text = str(said)
+    return text[:_DIGITS] if _SHA256.fullmatch(text) else text[:_MOST_LETTERS]
+
+
+def engine_check(device: str, probed: Mapping[str, Any], cards: Mapping[str, Mapping[str, Any]]) -> Check:
+    """What ran on a device is the engine the models were converted for and proven in."""
+    ran = probed.get("engine_version")
+    proven = {name: card.get("engine_version") for name, card in cards.items()}
+    wrong = [name for name, engine in proven.items() if engine not in (None, ran)] if ran else []
+    silent = [f"the card of {name}" for name, engine in proven.items() if engine is None]
+    silent += [] if ran else [f"probe/{device}.json"]
+    reasons = [f"{name} was proven in {str(proven[name])[:_MOST_LETTERS]}" for name in wrong]
+    reasons += [f"{source} names no engine" for source in silent]
+    return Check(
+        name=f"engine on {device}",
+        measured=len(wrong),
+        threshold=0,
+        unit="models of another engine",
+        n=len(cards),
+        verdict="fail" if wrong else "not measured" if silent else "pass",
+        evidence="; ".join((f"probe/{device}.json: {str(ran)[:_MOST_LETTERS]}", *reasons)),
     )
 
 

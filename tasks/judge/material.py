@@ -4,14 +4,19 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fleet.device.errors import UserError
 from tasks import champion as champions
 from tasks import champion_files
 from tasks.champion import Champion, Comparison
+from tasks.judge.floors import parent_of
+from tasks.paired import Paired
 from tasks.report_keys import names_in
 from tasks.stage import REPORTS, read_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MODELS = Path("models/mnn")
 _PREDICTIONS = Path("models/parity/predictions.parquet")
@@ -35,6 +40,8 @@ class Material:
     """reports/parity.json."""
     benchmarks: Mapping[str, Mapping[str, Any]]
     """Device to reports/benchmark/DEVICE.json."""
+    probes: Mapping[str, Mapping[str, Any]]
+    """Device to reports/probe/DEVICE.json."""
     models: Mapping[str, Model]
     """Variant to models/mnn/VARIANT/model.mnn."""
     cards: Mapping[str, Mapping[str, Any]]
@@ -45,6 +52,8 @@ class Material:
     """Variant to the accuracy that models/parity/predictions.parquet comes to; empty without truth."""
     predicted_count: int | None = None
     """Test images in models/parity/predictions.parquet."""
+    parent_pairs: Mapping[str, Paired] = field(default_factory=dict)
+    """Variant to itself beside the one it was made from, on the test images whose truth is known."""
     champion: Champion | None = None
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
 
@@ -52,6 +61,14 @@ class Material:
     def variants(self) -> list[str]:
         """What is judged: all that the convert stage speaks of, and all that lies there."""
         return sorted({*names_in(self.convert), *self.models})
+
+    def of_champion(self) -> set[str]:
+        """The variants whose file is the champion's own."""
+        its = self.champion.variants if self.champion else {}
+        pairs = {name: (self.models.get(name), its.get(c.against)) for name, c in self.comparisons.items()}
+        return {
+            name for name, (ours, then) in pairs.items() if ours and then and ours.sha256 == then.mnn_sha256
+        }
 
 
 def read_material(workspace: Path, devices: Sequence[str]) -> Material:
@@ -85,6 +102,7 @@ def read_material(workspace: Path, devices: Sequence[str]) -> Material:
         convert=_report(reports / "convert.json"),
         parity=parity,
         benchmarks={name: _report(reports / "benchmark" / f"{name}.json") for name in devices},
+        probes={name: _report(reports / "probe" / f"{name}.json") for name in devices},
         models=models,
         cards=cards,
         labels=labels,
@@ -92,9 +110,18 @@ def read_material(workspace: Path, devices: Sequence[str]) -> Material:
             str(name): float((known[name] == known["label"]).mean()) for name in now.columns[2:] if len(known)
         },
         predicted_count=len(now),
+        parent_pairs=_parent_pairs(known),
         champion=champion,
         comparisons=comparisons,
     )
+
+
+def _parent_pairs(known: "pd.DataFrame") -> dict[str, Paired]:
+    """Each variant of the predictions beside its parent, where both are there."""
+    truth = known["label"].to_numpy()
+    right = {str(name): known[name].to_numpy() == truth for name in known.columns[2:] if len(known)}
+    pairs = {name: right.get(parent_of(name) or "") for name in right}
+    return {name: Paired.of(before, right[name]) for name, before in pairs.items() if before is not None}
 
 
 def _refuse_foreign(benchmarks: Path, devices: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, field_validator
 
-from tasks.judge.text import is_visible
+from tasks.foreign_text import is_visible
 from tasks.stage import Params
 
 
@@ -25,7 +25,7 @@ class Waiver(Params):
     """Name of the check, as the gate's table has it."""
     by: _Said
     """Who takes the decision."""
-    why: _Said
+    why: Annotated[_Said, StringConstraints(max_length=4000)]
     up_to: float = Field(allow_inf_nan=False)
     """The worst measured value this holds for, in the check's unit; beyond it the check fails as without."""
     mnn_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{12,64}$")
@@ -39,13 +39,13 @@ class GateParams(Params):
 
     min_top1: float = Field(default=0.9, ge=0, le=1)
     """Accuracy floor of every variant, as a share of the test set, measured in the engine."""
-    max_prune_drop_pp: float = Field(default=1.0, ge=0)
+    max_prune_drop_pp: float = Field(default=1.0, ge=0, le=100)
     """Most percentage points the pruned fp32 model may lose against the trained one."""
-    max_precision_drop_pp: float = Field(default=1.0, ge=0)
+    max_precision_drop_pp: float = Field(default=1.0, ge=0, le=100)
     """Most percentage points an fp16, w8 or i8 model may lose against its fp32 parent."""
-    max_champion_drop_pp: float = Field(default=0.5, ge=0)
+    max_champion_drop_pp: float = Field(default=0.5, ge=0, le=100)
     """Most percentage points a variant may lose against the champion on the same test images."""
-    max_class_drop_pp: float = Field(default=20.0, ge=0)
+    max_class_drop_pp: float = Field(default=20.0, ge=0, le=100)
     """Most percentage points of its recall one class may lose against the champion, beyond chance."""
     max_size_mb: float = Field(default=10.0, gt=0)
     """Largest model file in 10^6 bytes."""

@@ -66,7 +66,7 @@ def champion_checks(
     changed = comparison.paired.lost + comparison.paired.gained
     if mnn_sha256 == champion.variants[comparison.against].mnn_sha256 and not changed:
         # The released file itself, as after its approval: however few its images, it lost nothing.
-        return [replace(c, verdict="pass", note=f"this is {champion}'s own file") for c in checks]
+        return [replace(c, verdict="pass", evidence=f"{champion}'s own file", note="") for c in checks]
     return checks
 
 
@@ -78,8 +78,11 @@ def _accuracy(name: str, champion: Champion, comparison: Comparison, params: Gat
     """An observed drop beyond the limit blocks where n is large enough, or the whole interval lies beyond."""
     n, limit_pp, (low_pp, high_pp) = comparison.n, params.max_champion_drop_pp, comparison.interval_pp
     open_questions = _other_test_set(comparison)
-    if n < MIN_N:
+    beyond_noise = low_pp > limit_pp
+    if n < MIN_N and not beyond_noise:
         open_questions.insert(0, f"fewer than {MIN_N} images in common, the floors decide")
+    elif n < MIN_N:
+        open_questions.insert(0, f"the whole interval lies above {limit_pp} pp: no noise of few images")
     unknown = f"{comparison.unknown_count} images of classes the champion does not know are left out"
     check = judged(
         name,
@@ -91,7 +94,7 @@ def _accuracy(name: str, champion: Champion, comparison: Comparison, params: Gat
         required=False,
         note="; ".join((*open_questions, *([unknown] if comparison.unknown_count else []))),
     )
-    certain = check.verdict == "fail" and (n >= MIN_N or low_pp > limit_pp)
+    certain = check.verdict == "fail" and (n >= MIN_N or beyond_noise)
     return check if certain or not open_questions else replace(check, verdict="inconclusive")
 
 

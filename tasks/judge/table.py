@@ -109,14 +109,18 @@ def _champion(comparison: Mapping[str, Any], checks: Mapping[str, Check]) -> lis
         "| against the champion | its variant | n | lost, pp | 95 % interval | verdict | class lost |",
         "|---|---|---|---|---|---|---|",
     ]
+    own = [name for name, c in comparison.items() if c["same_file"]]
     for name, c in comparison.items():
+        if c["same_file"]:
+            continue
         low, high = c["interval_pp"]
         its = "the same" if c["against"] == name else c["against"]
         accuracy, lost = checks[name + _ACCURACY], checks[name + _CLASS]
         cells = (f"{c['drop_pp']:.2f} ≤ {_shown(accuracy.threshold)}", f"{low:.2f} to {high:.2f}")
         class_lost = "none" if lost.verdict == "pass" else lost.verdict
         rows.append(_row(name, its, str(c["n"]), *cells, accuracy.verdict, class_lost))
-    return ["\n".join(rows)]
+    said = [f"The champion's own files: {', '.join(map(in_cell, own))}."] if own else []
+    return [*said, *(["\n".join(rows)] if len(own) < len(comparison) else [])]
 
 
 def _passed(checks: Sequence[Check]) -> list[str]:

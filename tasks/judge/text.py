@@ -1,9 +1,7 @@
 """Texts of other people's making (classes, waivers, reasons) on a page that decides about a release."""
 
-import unicodedata
+from tasks.foreign_text import is_hidden
 
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""Fillers that are letters, marks or symbols to Unicode and nothing to the eye."""
 _ESCAPED = str.maketrans({"\\": "\\\\", "|": "\\|", "[": "\\[", "]": "\\]", "&": "&amp;", "<": "&lt;"})
 
 
@@ -16,16 +14,5 @@ def in_cell(text: str) -> str:
     return _revealed(" ".join(text.split())).translate(_ESCAPED)
 
 
-def is_visible(text: str) -> bool:
-    """Whether there is anything to read."""
-    return any(not _is_hidden(c) and not c.isspace() for c in text)
-
-
 def _revealed(text: str) -> str:
-    return "".join(f"{{U+{ord(c):04X}}}" if _is_hidden(c) else c for c in text)
-
-
-def _is_hidden(c: str) -> bool:
-    """Controls, formats, surrogates, what has no character, variation selectors, fillers."""
-    category = unicodedata.category(c)
-    return category[0] == "C" or c in _BLANK or unicodedata.name(c, "").startswith("VARIATION SELECTOR")
+    return "".join(f"{{U+{ord(c):04X}}}" if is_hidden(c) else c for c in text)

@@ -210,6 +210,7 @@ def read_preprocess(path: Path) -> Preprocess:
         record = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(record, dict):
             raise TypeError(f"a {type(record).__name__} instead of a record")  # noqa: TRY301
+        record = record.get("preprocess", record)  # a whole model card will do
         known = {field.name for field in fields(Preprocess)}
         if set(record) - known or "size_px" not in record:
             raise KeyError(f"the fields {sorted(record)}")  # noqa: TRY301

@@ -151,6 +151,10 @@ class Evidence:
     """sha256, label, and a column a variant with the class the engine predicted."""
     champion: Champion | None
     champion_predictions: pd.DataFrame | None
+    champion_params: Mapping[str, Any] | None
+    """What the champion was built with; None where that was not kept, or is not what its record names."""
+    params: Mapping[str, Any] | None
+    """What params.yaml says."""
     dataset: Dataset | None
     origin: Mapping[str, str]
     """git_commit, dvc_lock_sha256, data_digest, release_sha256 (over all models); empty where unknown."""
@@ -168,7 +172,8 @@ def read_evidence(folder: Path) -> Evidence:
         for name in ("convert", "parity", "train", "prune", "quantize")
     }
     gate_values, crowned = _json(reports / "gate.json"), folder / champion_files.FOLDER
-    champion = _json(crowned / champion_files.RECORD)
+    record = _json(crowned / champion_files.RECORD)
+    champion = _parsed(Champion, crowned / champion_files.RECORD, record) if record else None
     return Evidence(
         workspace=workspace_name(folder.resolve()),
         gate=_parsed(Gate, reports / "gate.json", gate_values) if gate_values else None,
@@ -179,13 +184,38 @@ def read_evidence(folder: Path) -> Evidence:
         ladder=_csv(reports / "prune_ladder.csv", LADDER_COLUMNS),
         layer_errors=_csv(reports / "quantize_layers.csv", ERROR_COLUMNS, sparse=True),
         predictions=_parquet(folder / "models/parity/predictions.parquet", ("sha256", "label"), ("label",)),
-        champion=_parsed(Champion, crowned / champion_files.RECORD, champion) if champion else None,
+        champion=champion,
         champion_predictions=_parquet(crowned / champion_files.PREDICTIONS, ("sha256", "label"), ("label",)),
+        champion_params=_champion_params(crowned / champion_files.PARAMS, champion),
+        params=_yaml(folder / "params.yaml"),
         dataset=Dataset.open(folder / PREPARED)
         if (folder / PREPARED / "manifest.parquet").is_file()
         else None,
         origin=_origin(folder),
     )
+
+
+def _champion_params(path: Path, champion: Champion | None) -> Mapping[str, Any] | None:
+    if champion is None or not path.is_file() or provenance.sha256_of(path) != champion.params_sha256:
+        return None
+    return _yaml(path)
+
+
+def _yaml(path: Path) -> Mapping[str, Any] | None:
+    """A mapping; None where the file is not there.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if not path.is_file():
+        return None
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError) as error:
+        raise _corrupt(path, " ".join(str(error).split())[:200]) from error
+    if not isinstance(values, dict):
+        raise _corrupt(path, "it holds no sections")
+    return values
 
 
 def _device_names(reports: Path) -> list[str]:

@@ -12,6 +12,7 @@ from fleet.lab.flags import FLAGS, WARNINGS
 from tasks.judge.check import Check
 from tasks.report import matrix, plots
 from tasks.report.bars import Bar, bars, class_deltas
+from tasks.report.changes import Changes, changes
 from tasks.report.evidence import Device, Evidence
 from tasks.report.pairing import ClassRow, Confused, Pairing, class_rows, most_confused, pair
 from tasks.report.pictures import Picture, changed_pictures
@@ -79,6 +80,7 @@ class Page:
     ladder: Markup | None
     layer_errors: Markup | None
     layer_error_rows: tuple[Mapping[str, Any], ...]
+    changes: Changes | None
     pairing: Pairing | None
     classes: Classes | None
     pictures: tuple[Picture, ...]
@@ -122,6 +124,7 @@ def page(evidence: Evidence) -> Page:
     return Page(
         evidence=evidence,
         head=head(evidence),
+        changes=changes(evidence),
         rows=table,
         headline=chosen,
         flags=_marks(table),

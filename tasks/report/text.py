@@ -2,16 +2,17 @@
 
 import unicodedata
 
+from tasks.foreign_text import is_hidden
+
 _JOINERS = "\u200c\u200d"  # Persian words and emoji families need them
+_KEPT = _JOINERS + "\ufe0e\ufe0f"  # an emoji as text or picture
 _REPLACEMENT = "\ufffd"
 _ELLIPSIS = "…"
 
 
 def printable(text: object) -> str:
-    """`text` without control characters, direction overrides and lone surrogates, which become U+FFFD."""
-    return "".join(
-        _REPLACEMENT if unicodedata.category(c)[0] == "C" and c not in _JOINERS else c for c in str(text)
-    )
+    """`text` with U+FFFD for what cannot be seen: controls, direction overrides, fillers, lone surrogates."""
+    return "".join(_REPLACEMENT if is_hidden(c) and c not in _KEPT else c for c in str(text))
 
 
 def columns(text: str) -> int:

@@ -13,11 +13,11 @@ from fleet.device.errors import EngineError, UserError
 from tasks.mlflow_file import registered_name, workspace_of
 from tasks.mlflow_store import Store
 from tasks.review.author import Author
-from tasks.review.decisions import Decision, decide, require_version
+from tasks.review.decisions import Decision, decide
 from tasks.review.desk import Desk, open_desk
 from tasks.review.ledger import Draft, Entry, Ledger
-from tasks.review.reconcile import has_store, reconcile_desk
-from tasks.review.release import ReleaseRefusedError
+from tasks.review.reconcile import has_store, reconcile_desk, require_none_known
+from tasks.review.release import ReleaseRefusedError, require_version
 from tasks.review.standing import State
 from tasks.terminal import plain
 from tasks.tracking import check_store, shown, state_folder, tracking_uri
@@ -85,7 +85,8 @@ def rows(repository: Path) -> Done:
         UserError: MLflow does not answer, or the ledger was tampered with.
     """
     if not has_store(tracking_uri(repository)):
-        Ledger(state_folder(repository)).read()
+        for workspace in workspaces(repository).values():
+            require_none_known(workspace)
         return Done(rows=(), found=())
     store = _open(repository)
     listed: list[Row] = []

@@ -65,7 +65,7 @@ def checked_text(what: str, text: str) -> str:
 def _git(folder: Path, key: str) -> str:
     command = ["git", "-C", str(folder), "config", "--get", key]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     except OSError:  # no git here
         return ""
     return done.stdout.strip()

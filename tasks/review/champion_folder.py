@@ -25,11 +25,19 @@ def record_sha256(record: Any) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def crown(workspace: Path, champion: "Champion | None" = None, predictions: Path | None = None) -> None:
-    """Write the champion with what it answered, or that there is none."""
+def crown(workspace: Path, champion: "Champion", release: Release) -> None:
+    """Write the champion with what it answered and was built with."""
     from tasks.champion import write_champion  # numpy: only a change imports it
 
-    write_champion(workspace / FOLDER, champion, predictions)
+    params = release.params if release.params.is_file() else None
+    write_champion(workspace / FOLDER, champion, release.predictions, params)
+
+
+def uncrown(workspace: Path) -> None:
+    """Write that there is no champion."""
+    from tasks.champion import write_champion
+
+    write_champion(workspace / FOLDER)
 
 
 def record_of(release: Release) -> "Champion":
@@ -69,6 +77,7 @@ def _record_of(release: Release) -> "Champion":
         labels=tuple(next(iter(cards.values()))["labels"]),
         variants=variants,
         predictions_sha256=sha256_of(release.predictions),
+        params_sha256=sha256_of(release.params) if release.params.is_file() else "",
     )
 
 

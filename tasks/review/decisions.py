@@ -7,7 +7,7 @@ from tasks.mlflow_file import Snapshot
 from tasks.review.author import Author
 from tasks.review.champion_folder import RECORD_SHA256, crown, record_of, record_sha256
 from tasks.review.desk import Desk
-from tasks.review.release import ReleaseRefusedError
+from tasks.review.release import ReleaseRefusedError, require_version
 from tasks.review.standing import CHAMPION, Standing
 
 Decision = Literal["approved", "rejected"]
@@ -32,7 +32,7 @@ def decide(desk: Desk, decision: Decision, version: int, who: Author, why: str) 
                 reason = replace(desk.draft("approved", version, who, why), files=files)
                 desk.write([reason])
                 desk.promote(version, reason)
-                crown(desk.workspace.path, record, release.predictions)
+                crown(desk.workspace.path, record, release)
         else:
             reason = desk.draft("rejected", version, who, why)
             desk.write([reason, *desk.dethrone(version, reason)])
@@ -41,21 +41,6 @@ def decide(desk: Desk, decision: Decision, version: int, who: Author, why: str) 
         desk.settle()
         raise
     desk.settle()
-
-
-def require_version(name: str, version: int, shown: Snapshot) -> None:
-    """Refuse a version that MLflow does not have.
-
-    Raises:
-        ReleaseRefusedError: it has not.
-    """
-    if version not in shown.versions:
-        there = ", ".join(map(str, sorted(shown.versions))) or "none"
-        raise ReleaseRefusedError(
-            f"{name} has no version {version}",
-            allowed=f"a version that is in MLflow: {there}",
-            next_step="`edgeloop release list` shows them",
-        )
 
 
 def _require_possible(name: str, decision: Decision, version: int, now: Standing, shown: Snapshot) -> None:

@@ -12,10 +12,17 @@ from pathlib import Path
 from tasks.mlflow_file import Snapshot, registered_name
 from tasks.mlflow_store import Store
 from tasks.review.author import Author
-from tasks.review.champion_folder import crown, is_crowned, record_of
+from tasks.review.champion_folder import crown, is_crowned, record_of, uncrown
 from tasks.review.ledger import Action, Draft, Entry, Ledger, Reading
-from tasks.review.registry import show, snapshot
-from tasks.review.release import MisledError, Release, ReleaseRefusedError, fetch, require_own_source
+from tasks.review.registry import require_known, show, snapshot
+from tasks.review.release import (
+    MisledError,
+    Release,
+    ReleaseRefusedError,
+    fetch,
+    require_own_source,
+    require_version,
+)
 from tasks.review.standing import CHAMPION, MARK, PREVIOUS, Standing, demotion, heirs, promotion, standing
 from tasks.tracking import state_folder, tracking_uri
 from tasks.workspace import Workspace
@@ -40,13 +47,16 @@ class Desk:
         """The ledger, what it says of this model, and what MLflow shows of it.
 
         Raises:
-            UserError: the ledger was tampered with.
+            UserError: the ledger was tampered with, or MLflow has never seen it.
         """
         reading = self.ledger.read()
+        now = standing(reading.entries, self.name)
         if self._seen is None:
-            self._seen = snapshot(self.store, self.name)
-            self.ledger.require_marked(self._seen.tags.get(MARK, ""), reading)
-        return reading, standing(reading.entries, self.name), self._seen
+            seen = snapshot(self.store, self.name)
+            self.ledger.require_marked(seen.tags.get(MARK, ""), reading)
+            require_known(self.store.uri, self.name, now, seen, reading)
+            self._seen = seen
+        return reading, now, self._seen
 
     def look_again(self) -> None:
         """See what MLflow shows now, which others change at any time."""
@@ -80,9 +90,11 @@ class Desk:
         """A version's artifacts, verified, for the block.
 
         Raises:
-            ReleaseRefusedError: they are not what was registered, or the gate did not pass.
+            ReleaseRefusedError: there is no such version, its files are not what was registered, or the gate
+                did not pass.
         """
         _, now, shown = self.look()
+        require_version(self.name, version, shown)
         with tempfile.TemporaryDirectory() as folder:
             review, version_shown = now.review(version), shown.versions[version]
             yield fetch(
@@ -173,11 +185,11 @@ class Desk:
             return
         champion = now.aliases.get(CHAMPION)
         if champion is None:
-            crown(self.workspace.path)
+            uncrown(self.workspace.path)
         elif champion in shown.versions:
             try:
                 with self.fetched(champion) as release:
-                    crown(self.workspace.path, record_of(release), release.predictions)
+                    crown(self.workspace.path, record_of(release), release)
             except ReleaseRefusedError as error:
                 raise ReleaseRefusedError(
                     f"champion/ is not the champion's, and cannot be written again: {error.got}",

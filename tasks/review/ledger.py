@@ -195,7 +195,7 @@ class Ledger:
             entry = Entry(**record)
         except (ValueError, TypeError, RecursionError) as error:
             raise self._tampered(number, f"cannot be read ({' '.join(str(error).split())[:80]})") from error
-        if _hash(record) != entry.sha256:
+        if _hash(record) != entry.sha256 or _text(record) != line:  # a key twice, another line end
             raise self._tampered(number, "was changed after it was written")
         if (entry.sequence, entry.previous_sha256) != (number, before):
             raise self._tampered(
@@ -222,8 +222,8 @@ class Ledger:
             UserError: the marked line is missing, or another one; or this ledger lost all its lines.
         """
         ledger, _, place = mark.partition(":")
-        if place and self.path.is_file() and self.path.stat().st_size == 0:
-            raise self._tampered(1, f"is missing: the file is empty, MLflow was told of ledger {ledger}")
+        if place and self.path.is_file() and not reading.entries:
+            raise self._tampered(1, f"is missing or cut short: MLflow was told of ledger {ledger}")
         if not place or ledger != reading.ledger_id:
             return
         if place not in {entry.mark for entry in reading.entries}:
@@ -262,7 +262,11 @@ def _hash(record: Mapping[str, Any]) -> str:
 
 
 def _line(entry: Entry) -> bytes:
-    return json.dumps(asdict(entry), sort_keys=True).encode() + b"\n"
+    return _text(asdict(entry)) + b"\n"
+
+
+def _text(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True).encode()
 
 
 def _recovered(unfinished: bytes) -> Draft:

@@ -10,7 +10,7 @@ from tasks.mlflow_file import Snapshot, artifact_uri, registered_name, snapshot
 from tasks.review.author import THROUGH_MLFLOW, Author, through_mlflow
 from tasks.review.champion_folder import is_crowned
 from tasks.review.ledger import Action, Draft, Entry, Ledger
-from tasks.review.registry import Difference, differences, is_shown
+from tasks.review.registry import Difference, differences, is_shown, require_known
 from tasks.review.release import ARTIFACTS, ReleaseRefusedError
 from tasks.review.standing import CANDIDATE, CHAMPION, PREVIOUS, Standing, standing
 from tasks.tracking import sqlite_file, state_folder, tracking_uri
@@ -35,6 +35,7 @@ def reconcile(workspace: Workspace) -> list[Entry]:
     from tasks.review.desk import open_desk
 
     if not has_store(tracking_uri(workspace.path)):
+        require_none_known(workspace)
         return []
     with open_desk(workspace) as desk:
         reconcile_desk(desk)
@@ -51,10 +52,10 @@ def unreconciled(workspace: Workspace) -> bool:
     database, name = sqlite_file(uri), registered_name(workspace.name)
     if database is None:
         return True
-    if not has_store(uri):
-        return False
     try:
         reading = Ledger(state_folder(workspace.path)).read()
+        if not has_store(uri):
+            return bool(standing(reading.entries, name).versions)
         now, shown = standing(reading.entries, name), snapshot(database, name)
         misled = _misled(database, now, shown)
     except (UserError, sqlite3.Error):  # what is wrong `reconcile` says
@@ -80,6 +81,17 @@ def has_store(uri: str) -> bool:
     """Whether there is something to reconcile with: asking MLflow for an embedded store would make one."""
     database = sqlite_file(uri)
     return database is None or (database.is_file() and database.stat().st_size > 0)
+
+
+def require_none_known(workspace: Workspace) -> None:
+    """Where there is no store at all, there must be no version in the ledger either.
+
+    Raises:
+        UserError: there is one, or the ledger was tampered with.
+    """
+    reading, name = Ledger(state_folder(workspace.path)).read(), registered_name(workspace.name)
+    uri = tracking_uri(workspace.path)
+    require_known(uri, name, standing(reading.entries, name), Snapshot(), reading)
 
 
 def reconcile_desk(desk: "Desk") -> None:

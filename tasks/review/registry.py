@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from fleet.device.errors import UserError
 from tasks.mlflow_file import Snapshot, Version
 from tasks.review.ledger import Reading, full_mark, marked_sequence
 from tasks.review.standing import (
@@ -15,6 +16,7 @@ from tasks.review.standing import (
     expected_tags,
     model_state,
 )
+from tasks.tracking import shown
 
 if TYPE_CHECKING:
     from tasks.mlflow_store import Store
@@ -56,6 +58,32 @@ def snapshot(store: "Store", name: str) -> Snapshot:
             break
     aliases = {alias: int(version) for alias, version in models[0].aliases.items()}
     return Snapshot(versions=versions, aliases=aliases, tags=dict(models[0].tags))
+
+
+def require_known(uri: str, name: str, now: Standing, seen: Snapshot, reading: Reading) -> None:
+    """Refuse a store that has never seen this ledger: what is not in it was not deleted there.
+
+    Args:
+        uri: The store.
+        name: The registered model.
+        now: As the ledger has it.
+        seen: As the store has it; empty where it has no such model.
+        reading: The ledger.
+
+    Raises:
+        UserError: the ledger has versions of the model, and the store neither any of them nor its mark.
+    """
+    runs = {(number, version.run_id) for number, version in seen.versions.items()}
+    ours = seen.tags.get(MARK, "").partition(":")[0] == reading.ledger_id
+    if not now.versions or ours or any((n, r.run_id) in runs for n, r in now.versions.items()):
+        return
+    versions = ", ".join(map(str, sorted(now.versions)))
+    raise UserError(
+        f"MLflow at {shown(uri)} has never seen this ledger, which has version {versions} of {name}",
+        allowed="the store that .edgeloop/ledger.jsonl was written with",
+        next_step="unset MLFLOW_TRACKING_URI, or bring the store back from a copy. To begin anew without it "
+        "move .edgeloop/ledger.jsonl away, too: champion/ stays what builds are held against",
+    )
 
 
 def differences(now: Standing, shown: Snapshot, reading: Reading) -> list[Difference]:

@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from fleet.device.errors import UserError
-from tasks.champion_files import PREDICTIONS
+from tasks.champion_files import PARAMS, PREDICTIONS
 from tasks.judge.evidence import evidence_sha256
-from tasks.mlflow_file import Version
+from tasks.mlflow_file import Snapshot, Version
 from tasks.provenance import release_sha256, sha256_of
 from tasks.refusal import refusing
 from tasks.review.ledger import Entry
@@ -29,7 +29,7 @@ ATTACHED: Mapping[str, str] = {
     "report_sha256": REPORT,
     "predictions_sha256": PREDICTIONS,
     "gate_table_sha256": "gate.md",
-    "params_sha256": "params.yaml",
+    "params_sha256": PARAMS,
     "dvc_lock_sha256": "dvc.lock",
 }
 """Tag to artifact: files beside the evidence whose bytes a version vouches for too."""
@@ -68,6 +68,11 @@ class Release:
         """What its variants answered to the test images."""
         return self.folder / PREDICTIONS
 
+    @property
+    def params(self) -> Path:
+        """What it was built with."""
+        return self.folder / PARAMS
+
 
 def artifact_of(file: str) -> str:
     """Where a file of the workspace lies below `release/`: `reports/gate.json` is `gate.json` there."""
@@ -75,6 +80,21 @@ def artifact_of(file: str) -> str:
         if file.startswith(prefix):
             return place + file.removeprefix(prefix)
     return file
+
+
+def require_version(name: str, version: int, shown: Snapshot) -> None:
+    """Refuse a version that MLflow does not have.
+
+    Raises:
+        ReleaseRefusedError: it has not.
+    """
+    if version not in shown.versions:
+        there = ", ".join(map(str, sorted(shown.versions))) or "none"
+        raise ReleaseRefusedError(
+            f"{name} has no version {version}",
+            allowed=f"a version that is in MLflow: {there}",
+            next_step="`edgeloop release list` shows them",
+        )
 
 
 def fetch(store: "Store", name: str, number: int, *, version: Version, review: Review, into: Path) -> Release:

@@ -79,7 +79,8 @@ def test_without_flags_there_is_no_legend(capsys):
 
 
 def _lost(drop_pp: float, low_pp: float, high_pp: float) -> dict:
-    return {"against": "x", "n": 359, "drop_pp": drop_pp, "interval_pp": [low_pp, high_pp], "classes": []}
+    interval = [low_pp, high_pp]
+    return {"same_file": False, "against": "x", "n": 359, "drop_pp": drop_pp, "interval_pp": interval}
 
 
 def test_the_worst_against_the_champion_is_said_whatever_the_verdict(capsys):
@@ -94,6 +95,19 @@ def test_the_worst_against_the_champion_is_said_whatever_the_verdict(capsys):
     assert not {"champion", "comparison", "ran"} & set(json.loads(built.to_json()))
     print_built(replace(built, comparison={}), "reports/release.html")
     assert "champion" not in capsys.readouterr().out
+
+
+def test_files_that_are_the_champions_own_lost_nothing(capsys):
+    """Most is lost by a file that is another one; where none is, no number pretends to be a comparison."""
+    own = _lost(0.0, -1.16, 1.16) | {"same_file": True}
+    champion = {"name": "edgeloop-digits", "version": 1}
+    built = replace(_built(), champion=champion, comparison={"p0": own, "p30-i8": _lost(-0.3, -1.1, 0.5)})
+    print_built(built, "reports/release.html")
+    line = "edgeloop-digits version 1; 1 of 2 variants are its own files; most lost by p30-i8: -0.30 pp"
+    assert line in capsys.readouterr().out
+    print_built(replace(built, comparison={"p0": own}), "reports/release.html")
+    line = "champion: edgeloop-digits version 1; 1 of 1 variants are its own files\n"
+    assert line in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

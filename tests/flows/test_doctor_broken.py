@@ -16,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from dvc.fs import localfs
+from dvc.rwlock import rwlock as dvc_rwlock
 
 from fleet.device.errors import EngineError, UserError
 from fleet.lab import lock
@@ -228,8 +230,9 @@ def test_dvc_entries_of_living_and_killed_processes(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for pid, status, words in ((os.getpid(), "warning", "works on"), (gone.pid, "ok", "was killed")):
-        entry = {"models": {"write": {"pid": pid, "cmd": "dvc repro"}, "read": []}}
-        path.write_text(json.dumps(entry), encoding="utf-8")
+        with dvc_rwlock(str(path.parent), localfs, "dvc repro", [], ["models"], hardlink=False):
+            written = path.read_text(encoding="utf-8")  # as DVC has it
+        path.write_text(written.replace(f'"pid": {os.getpid()}', f'"pid": {pid}'), encoding="utf-8")
         finding = only(f for f in locks.check_locks(workspace) if f.check == "dvc rwlock")
         assert (finding.status, words in finding.found) == (status, True)
     path.write_text("{torn", encoding="utf-8")

@@ -56,6 +56,7 @@ def test_a_sound_workspace_has_no_problems(workspace):
         ("devices:\n- local", "devices: []", "devices is []", "devices: [local]"),
         ("devices:\n- local", "devices: [local, phone]", "phone", "devices: [local]"),
         ("devices:\n- local", "devices: [[1]]", "devices is [[1]]", "devices: [local]"),
+        ("gate:", "gate:\n  devices: [phone]", "gate.devices is ['phone']", "leave gate.devices away"),
         ("path: images", "path: none.tar", "are not at", "put them there"),
         ("path: images", 'path: "im\\udcffages"', r"im\xffages", "rename"),
         ("path: images", 'path: "im\\ud800ages"', r"im\ud800ages", "rename"),

@@ -196,6 +196,14 @@ def test_what_a_killed_one_left_does_no_harm(tiny_build):
     assert second.left() == []
 
 
+def _raw(base: str, request: str) -> bytes:
+    """What the server answers to a request line."""
+    host, port = base.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 30) as line:
+        line.sendall(f"{request} HTTP/1.0\r\nHost: localhost:{port}\r\n\r\n".encode())
+        return b"".join(iter(lambda: line.recv(65536), b""))
+
+
 def test_it_serves_reports_and_no_other_file(ui):
     """The Data Docs open; nothing above or beside the reports does, nor under the name of another host."""
     base = ui.links["all"].rstrip("/")
@@ -212,6 +220,8 @@ def test_it_serves_reports_and_no_other_file(ui):
     ):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             _get(base + path)
+    assert _raw(base, "HEAD /tiny/gate.md").split(b"\r\n\r\n")[1] == b""
+    assert b" 404 " in _raw(base, "GET http://[").splitlines()[0]
     with pytest.raises(urllib.error.HTTPError, match="403"):
         _get(f"{base}/tiny/gate.md", Host="evil.example:5050")
 

@@ -35,6 +35,7 @@ class GateWorkspace:
     convert: dict[str, Any] = field(default_factory=dict)
     parity: dict[str, Any] = field(default_factory=dict)
     bench: dict[str, Any] = field(default_factory=dict)
+    probe: dict[str, Any] = field(default_factory=lambda: {"engine_version": "3.6.1"})
     labels: list[str] = field(default_factory=lambda: [f"class {c}" for c in range(CLASSES)])
 
     def __post_init__(self) -> None:
@@ -44,6 +45,7 @@ class GateWorkspace:
         self.now = {name: self.then.copy() for name in VARIANTS}
         for name in VARIANTS:
             self.cards[name] = {
+                "engine_version": "3.6.1",
                 "labels": self.labels,
                 "mnn_sha256": digest(self.models[name]),
                 "preprocess": PREPROCESS.to_dict(),
@@ -105,6 +107,7 @@ class GateWorkspace:
         write_json(self.path / "reports" / "convert.json", self.convert)
         write_json(self.path / "reports" / "parity.json", self.parity)
         write_json(self.path / "reports" / "benchmark" / "local.json", self.bench)
+        write_json(self.path / "reports" / "probe" / "local.json", self.probe)
         self._predictions(self.now, self.path / "models" / "parity" / "predictions.parquet")
         self._write_champion()
         return self

@@ -197,9 +197,10 @@ def test_a_file_replaced_while_it_is_measured_is_refused(tmp_path, tiny_models, 
     assert not samples.exists()
 
 
-@pytest.mark.parametrize("samples", ["none/samples.parquet", ".", "link.parquet", "small.mnn"])
+@pytest.mark.parametrize("samples", ["none/samples.parquet", ".", "link.parquet", "small.mnn", "notes.txt"])
 def test_samples_that_could_not_be_written_are_refused_first(tmp_path, tiny_models, samples):
-    """Not after minutes of measuring; and never instead of the model."""
+    """Not after minutes of measuring; and never instead of the model, or any file of another kind."""
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     model = tmp_path / "small.mnn"
     model.write_bytes(tiny_models[0].read_bytes())
     (tmp_path / "link.parquet").symlink_to("/dev/null")

@@ -56,7 +56,8 @@ def test_classes_are_compared_by_name():
     found = compare(champion(("cat", "dog", "owl")), then, ("dog", "owl", "cat"), now)[INT8]
     assert found.paired == Paired(both=3, lost=0, gained=0, neither=1)
     assert [(c.label, c.paired.n) for c in found.classes] == [("dog", 1), ("owl", 1), ("cat", 2)]
-    assert records({INT8: found})[INT8] == {
+    assert records({INT8: found}, {INT8})[INT8] == {
+        "same_file": True,
         "against": INT8,
         "n": 4,
         "drop_pp": 0.0,
@@ -89,7 +90,7 @@ def test_another_test_set_is_no_comparison():
     found = compare(champion(), table(a=(0, 0)), ("cat", "dog", "owl"), table(b=(0, 0)))
     assert found[INT8].n == 0
     assert found[INT8].test_count == 1
-    assert records(found) == {}
+    assert records(found, set()) == {}
 
 
 @pytest.mark.parametrize(

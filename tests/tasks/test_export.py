@@ -134,7 +134,7 @@ def test_int8_of_another_parent_is_refused(tmp_path, monkeypatch):
     """The quantised checkpoint comes from the pruned model, so it is not the trained model's int8 form."""
     monkeypatch.chdir(make_workspace(tmp_path))
     with pytest.raises(UserError, match=r"quantize\.parent"):
-        export(ExportParams(variants=Variants(trained=("i8",), pruned=())))
+        export(ExportParams(variants=Variants(trained=("fp32", "i8"), pruned=())))
 
 
 def test_nothing_to_export_and_missing_checkpoints_are_errors(tmp_path, monkeypatch):
@@ -146,6 +146,15 @@ def test_nothing_to_export_and_missing_checkpoints_are_errors(tmp_path, monkeypa
         export(ALL)
     with pytest.raises(ValueError, match="twice"):
         Variants(trained=("fp32", "fp32"))
+
+
+@pytest.mark.parametrize(
+    ("trained", "pruned"), [(("i8",), ()), (("fp32",), ("i8",)), ((), ("fp32",)), ((), ("fp16", "i8"))]
+)
+def test_a_variant_without_the_one_it_is_held_against_is_refused(trained, pruned):
+    """The gate would refuse it for want of a measurement, after hours."""
+    with pytest.raises(ValueError, match="held against"):
+        Variants(trained=trained, pruned=pruned)
 
 
 def test_a_failed_export_leaves_the_last_one(exported, tmp_path, monkeypatch):

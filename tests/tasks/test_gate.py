@@ -14,6 +14,7 @@ from fleet.device.preprocess import Preprocess
 from fleet.lab.flags import WARNINGS
 from tasks.gate import GateParams, require_judged
 from tasks.judge.evidence import evidence_sha256
+from tasks.paired import Paired
 from tasks.stage import load_params
 
 IDENTITY, PROVEN = "evidence is about this file", "preprocessing is the proven one"
@@ -95,6 +96,17 @@ def stale_card(built):
     built.cards[INT8]["mnn_sha256"] = digest(b"older")
 
 
+def card_with_equal_first_digits(built):
+    """A card of another file whose SHA-256 looks the same at first sight."""
+    own = digest(built.models[INT8])
+    built.cards[INT8]["mnn_sha256"] = own[:-1] + ("0" if own[-1] != "0" else "1")
+
+
+def other_engine(built):
+    """The device ran another engine than the models were proven in."""
+    built.probe = {"engine_version": "3.5.0"}
+
+
 def bgr_in_the_record(built):
     """Someone edits the colour order in the card: what the device would do is not what was proven."""
     built.cards[INT8]["preprocess"] = BGR.to_dict()
@@ -144,6 +156,8 @@ CLASS_LOST = f"{INT8}: class lost against the champion"
         (stale_card, f"{INT8}: {IDENTITY}", "^card.json is about [0-9a-f]{12}, not [0-9a-f]{12}$"),
         (stale_parity, f"{INT8}: {IDENTITY}", "^parity.json is about [0-9a-f]{12}, not [0-9a-f]{12}$"),
         (stale_bench, f"{INT8}: {IDENTITY}", "^benchmark/local.json is about [0-9a-f]{12}, not "),
+        (card_with_equal_first_digits, f"{INT8}: {IDENTITY}", "^card.json is about "),
+        (other_engine, "engine on local", f"^probe/local.json: 3.5.0; {FP32} was proven in 3.6.1; "),
         (bgr_in_the_record, f"{INT8}: {PROVEN}", "^card.json names .*; parity.json names "),
         (
             bgr_in_record_and_digest,
@@ -207,6 +221,23 @@ def test_accuracy_is_held_against_floor_and_parent(tmp_path, floor, losses, refu
     assert list(by_verdict(built.write().judge(min_top1=floor), "fail")) == refused
 
 
+def test_few_images_cannot_tell_a_loss_to_the_parent(tmp_path):
+    """One image of 44 is 2.3 pp and within noise; eight of them are not."""
+    lost = f"{INT8}: accuracy lost against {PRUNED}"
+    few = GateWorkspace(path=tmp_path / "few", n=44, wrong_then=2, champion=False)
+    few.lose(INT8, 0, 1)
+    report = few.write().judge()
+    assert report["verdict"] == "pass"
+    check = by_verdict(report, "inconclusive")[lost]
+    assert check["measured"] == 2.2727
+    paired = Paired(both=41, lost=1, gained=0, neither=2)
+    assert f"95 % interval {paired.low_pp:.2f} to {paired.high_pp:.2f} pp" in check["evidence"]
+    many = GateWorkspace(path=tmp_path / "many", n=44, wrong_then=2, champion=False)
+    for label in range(8):
+        many.lose(INT8, label, 1)
+    assert lost in by_verdict(many.write().judge(min_top1=0.5), "fail")
+
+
 def test_a_small_drop_passes_with_its_interval(built):
     """0.48 pp of 2,500 images is within the limit, and how uncertain that is stands beside it."""
     worse_a_little(built)
@@ -237,7 +268,8 @@ def test_the_released_files_themselves_pass_on_few_images(tmp_path):
     report = GateWorkspace(path=tmp_path, n=300, wrong_then=15, released=True).write().judge()
     assert by_verdict(report, "inconclusive") == {}
     check = by_verdict(report, "pass")[f"{INT8}: accuracy lost against the champion"]
-    assert check["note"] == "this is edgeloop-x version 3's own file"
+    assert (check["evidence"], check["note"]) == ("edgeloop-x version 3's own file", "")
+    assert all(comparison["same_file"] for comparison in report["comparison"].values())
 
 
 def test_equal_bytes_that_answer_otherwise_are_no_released_file(tmp_path):
@@ -256,6 +288,8 @@ def test_a_drop_beyond_all_doubt_is_refused_on_few_images(tmp_path):
         built.lose(INT8, label, 4)
     report = built.write().judge(min_top1=0.5, max_precision_drop_pp=100)
     assert list(by_verdict(report, "fail")) == [ACCURACY_LOST]
+    note = by_verdict(report, "fail")[ACCURACY_LOST]["note"]
+    assert note.startswith("the whole interval lies above 0.5 pp")
     assert report["comparison"][INT8]["interval_pp"][0] > 0.5
 
 
@@ -565,6 +599,7 @@ def test_evidence_covers_all_that_was_judged(built):
         "models/parity/predictions.parquet",
         "reports/convert.json",
         "reports/parity.json",
+        "reports/probe/local.json",
         *(f"reports/benchmark/local{end}" for end in (".json", "_samples.parquet", "_layers.csv")),
         *(f"models/mnn/{name}/{file}" for name in built.models for file in ("card.json", "model.mnn")),
     }

@@ -14,6 +14,7 @@ from gate_workspace import by_verdict, digest
 from mlflow import MlflowClient
 from nn.digit_set import write_digits
 
+from fleet.device.engine import ENGINE_VERSION
 from fleet.device.errors import UserError
 from tasks import register
 from tasks.champion import Champion, ChampionVariant, write_champion
@@ -142,16 +143,20 @@ FP32 = "mbv3s-p30-fp32-r48"
 def _judge_checkpoint(folder, checkpoint, monkeypatch):
     """Export, convert and judge the fp32 form of a checkpoint on real digits."""
     write_digits(folder / "data/prepared", {"train": 2, "val": 1, "calibration": 1, "test": 120}, size_px=32)
+    Checkpoint.load(ROOT / "models/golden/digits-mbv3s-p0-fp32-r48.pt").save(
+        folder / "models/train/checkpoint.pt"
+    )
     checkpoint.save(folder / "models/prune/checkpoint.pt")
     monkeypatch.chdir(folder)
-    export(ExportParams(variants=Variants(trained=(), pruned=("fp32",))))
+    export(ExportParams(variants=Variants(trained=("fp32",), pruned=("fp32",))))
     write_json(Path("reports/convert.json"), convert_all(ConvertParams()))
     report, predictions = parity(ParityParams(images=8))
     write_predictions(predictions, Path("models/parity/predictions.parquet"))
     write_json(Path("reports/parity.json"), report)
     write_json(Path("reports/benchmark/local.json"), {})
+    write_json(Path("reports/probe/local.json"), {"engine_version": ENGINE_VERSION})
     write_champion(Path("champion"))
-    return gate(folder, GateParams())
+    return gate(folder, GateParams(max_prune_drop_pp=100))
 
 
 def test_a_wrong_mean_and_std_are_found_by_the_accuracy_floor(tmp_path, monkeypatch):

@@ -47,7 +47,7 @@ def test_a_passed_build_has_every_threshold_beside_its_value(tmp_path):
         "| passed | evidence | preprocessing | accuracy | lost to parent, pp | parity | differ | size, MB "
         "| P95 latency, ms (local) | P99 latency, ms (local) | peak memory, MiB (local) |"
     )
-    assert page[-1] == "Passed, too: classes of the champion that are gone 0 ≤ 0"
+    assert page[-1] == "Passed, too: engine on local 0 ≤ 0; classes of the champion that are gone 0 ≤ 0"
 
 
 def test_what_differs_in_nothing_but_the_variant_is_one_line(tmp_path):

@@ -156,6 +156,8 @@ def test_a_record_is_read(tmp_path):
     assert read == Preprocess(size_px=64, mean=(0.0, 0.5, 0.25), std=(1.0, 1.0, 1.0), layout="NHWC")
     (tmp_path / "all.json").write_text(json.dumps(read.to_dict()))
     assert read_preprocess(tmp_path / "all.json") == read
+    (tmp_path / "card.json").write_text(json.dumps({"variant": "x", "preprocess": read.to_dict()}))
+    assert read_preprocess(tmp_path / "card.json") == read
 
 
 BAD = {
@@ -165,7 +167,6 @@ BAD = {
     "null": "null",
     "no size": "{}",
     "a field too many": json.dumps({**GOOD, "crop": 3}),
-    "a card": json.dumps({"preprocess": GOOD}),
     "a size in words": json.dumps({**GOOD, "size_px": "64"}),
     "a broken size": json.dumps({**GOOD, "size_px": 64.5}),
     "a truth": json.dumps({**GOOD, "size_px": True}),

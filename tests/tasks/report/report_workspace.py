@@ -23,6 +23,8 @@ HOSTILE = (
     "line\nbreak\x00\x1b[31m",
     "]]>&amp;'`${x}",
 )
+THEN = "root: .\nquantize:\n  epochs: 5\n  skip: [first, last]\ngate: {}\n"
+NOW = "root: ../..\nquantize:\n  epochs: 2\n  skip: [first, last]\n  seed: 1\ngate: {}\n"
 CLASSES = tuple(f"class {number}" for number in range(6))
 
 
@@ -185,11 +187,15 @@ def _champion(folder: Path, spec: Spec, predictions: pd.DataFrame, random: np.ra
     variants = {
         VARIANTS[2]: {"mnn_sha256": "0" * 64, "size_bytes": 900_000, "top1": float((said == truth).mean())}
     }
+    (folder / "champion/params.yaml").write_text(THEN, encoding="utf-8")
+    (folder / "params.yaml").write_text(NOW, encoding="utf-8")
     write_json(folder / "champion/champion.json", {
         "name": "edgeloop-digits", "version": 3, "release_sha256": "1" * 64, "evidence_sha256": "2" * 64,
         "git_commit": "3" * 40, "labels": labels, "variants": variants, "predictions_sha256": "4" * 64,
+        "params_sha256": hashlib.sha256(THEN.encode()).hexdigest(),
     })  # fmt: skip
     return {VARIANTS[2]: {
+        "same_file": False,
         "against": VARIANTS[2], "n": spec.n - 1, "drop_pp": 0.84, "interval_pp": [-0.4, 2.1],
         "classes": [{"label": label, "n": 40, "champion": 0.9, "candidate": 0.8} for label in spec.labels],
     }}  # fmt: skip

@@ -65,8 +65,8 @@ def test_the_verdict_comes_first_and_the_checks_near_the_end(workspace):
     """A reviewer reads verdict and reasons, then who it is, then the evidence, then every check."""
     document = Document(write_report(workspace))
     assert document.ids() == [
-        "verdict", "identity", "variants", "front", "pruning", "quantisation", "classes", "latency", "layers",
-        "images", "checks", "glossary",
+        "verdict", "identity", "changed", "variants", "front", "pruning", "quantisation", "classes",
+        "latency", "layers", "images", "checks", "glossary",
     ]  # fmt: skip
     assert document.text.index("Passed the gate") < document.text.index("accept 2 inconclusive checks")
     assert "ship without 2 checks that were not measured, stand by 1 waived check." in document.text
@@ -413,3 +413,21 @@ def test_pictures_are_of_the_images_that_changed(workspace):
     for source in sources:
         image = Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))
         assert np.asarray(image.convert("RGB")).tobytes() in lost
+
+
+def test_what_changed_since_the_champion_is_said(tmp_path):
+    """Parameters and files that differ, each with both values; not the way to the code."""
+    page = Document(write_report(make_workspace(tmp_path, Spec(champion=True))))
+    section = page.text[page.text.index("Changed since the champion what") :][:400]
+    assert "quantize.epochs 5 2 quantize.seed – 1" in section  # noqa: RUF001  # as the page has it
+    assert "skip" not in section
+    assert "root" not in section
+    assert f"{VARIANTS[2]} 0.90 MB 0.86 MB" in section
+    assert "No model file is the champion's own." in section
+
+
+def test_parameters_of_another_champion_are_not_compared(tmp_path):
+    """The file beside the record is not the one it names."""
+    folder = make_workspace(tmp_path, Spec(champion=True))
+    (folder / "champion/params.yaml").write_text("quantize: {}\n", encoding="utf-8")
+    assert "The champion's parameters were not kept" in Document(write_report(folder)).text

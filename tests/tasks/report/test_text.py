@@ -17,6 +17,8 @@ from tasks.report.theme import place_letters
         ("日本語のとても長い名前", 9, "日本…名前"),
         ("a\x00b\u202ec", 9, "a\ufffdb\ufffdc"),
         ("\ud800", 5, "\ufffd"),
+        ("\u3164", 5, "\ufffd"),
+        ("a\u2800b", 5, "a\ufffdb"),
         ("e" + "\u0301" * 500, 5, "e\u0301…\u0301\u0301"),
     ],
 )

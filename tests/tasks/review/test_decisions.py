@@ -363,6 +363,8 @@ def test_the_author_is_said_with_how_it_was_found_out(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", str(tmp_path / "none"))
     (tmp_path / "gitconfig").write_text("[user]\nname = Bob\nemail = bob@example.org\n", encoding="utf-8")
     assert author(tmp_path, None) == Author(name="Bob <bob@example.org>", source="git config")
+    (tmp_path / "gitconfig").write_bytes(b"[user]\nname = J\xf6rg\n")  # Latin-1
+    assert author(tmp_path, None) == Author(name="J\ufffdrg", source="git config")
     (tmp_path / "gitconfig").write_text("", encoding="utf-8")
     monkeypatch.setenv("LOGNAME", "cleo")
     assert author(tmp_path, None) == Author(name="cleo", source="operating system")

@@ -49,6 +49,10 @@ def _edit_and_hash_again(lines):
     lines[1] = json.dumps(record | {"sha256": ledger_module._hash(record)}, sort_keys=True)
 
 
+def _put_a_key_in_front(lines):
+    lines[0] = '{"by": "Mallory", ' + lines[0][1:]
+
+
 TAMPERED = {
     "a field edited": (_edit_a_field, "line 2 was changed"),
     "a field edited and the line hashed again": (_edit_and_hash_again, "line 3 says"),
@@ -56,6 +60,8 @@ TAMPERED = {
     "the first line taken out": (lambda lines: lines.pop(0), "line 1 says"),
     "two lines swapped": (lambda lines: lines.insert(0, lines.pop(1)), "line 1 says"),
     "a line twice": (lambda lines: lines.insert(1, lines[1]), "line 3 says"),
+    "other line ends": (lambda lines: lines.__setitem__(1, lines[1] + "\r"), "line 2 was changed"),
+    "a second author in front": (_put_a_key_in_front, "line 1 was changed"),
     "no JSON": (lambda lines: lines.insert(1, "hello"), "line 2 cannot be read"),
     "no entry": (lambda lines: lines.insert(1, "[1]"), "line 2 cannot be read"),
     "an empty line": (lambda lines: lines.insert(1, ""), "line 2 cannot be read"),
@@ -67,7 +73,7 @@ def test_tampering_is_found_and_the_line_named(ledger, edit, named):
     """Reading refuses, and so does writing: nothing is decided on a ledger somebody edited."""
     lines = ledger.path.read_text(encoding="utf-8").splitlines()
     edit(lines)
-    ledger.path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    ledger.path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
     before = ledger.path.read_bytes()
     with pytest.raises(UserError, match=named):
         ledger.read()

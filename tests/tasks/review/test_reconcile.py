@@ -1,6 +1,8 @@
 """What people do in MLflow's pages, and what a crash leaves: taken over, put back, or finished."""
 
+import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
 
@@ -12,7 +14,13 @@ from tasks.champion import read_champion
 from tasks.provenance import sha256_of
 from tasks.review.ledger import Draft
 from tasks.review.reconcile import reconcile, unreconciled
+from tasks.tracking import check_store
 from tasks.workspace import CODE
+
+
+def champion_of(room):
+    """What the workspace's champion/ says."""
+    return json.loads((room.path / "champion" / "champion.json").read_text(encoding="utf-8"))
 
 
 def test_an_approval_by_tag_is_verified_and_taken_over(room):
@@ -133,6 +141,20 @@ def test_a_champion_deleted_in_mlflow_falls_back(room):
     assert room.states == {3: "pending", 1: "approved"}
 
 
+@pytest.mark.parametrize("order", [("1", "2"), ("2", "1")])
+def test_champion_and_previous_deleted_leave_no_champion(room, order):
+    """No heir is left: said in the ledger, and neither builds nor lists stop at it."""
+    for version in order:
+        room.approve(int(version))
+    for version in order:
+        room.client.delete_model_version(MODEL, version)
+    reconcile(room.workspace)
+    assert {("deleted", "", 1), ("deleted", "", 2)} <= set(room.said())
+    assert room.aliases == {"candidate": 3}
+    assert json.loads((room.path / "champion" / "champion.json").read_text(encoding="utf-8")) == {}
+    assert not unreconciled(room.workspace)
+
+
 def test_a_model_deleted_and_registered_anew_inherits_nothing(room):
     """Version numbers begin again at 1; what was approved under a number is not the new version's."""
     room.approve(1)
@@ -140,10 +162,54 @@ def test_a_model_deleted_and_registered_anew_inherits_nothing(room):
     room.client.create_registered_model(MODEL)
     run = room.client.search_runs([room.client.get_experiment_by_name(MODEL).experiment_id])[0].info.run_id
     room.client.create_model_version(MODEL, "file:///elsewhere", run_id=run)
+    before = (room.ledger.path.read_bytes(), champion_of(room))
+    with pytest.raises(UserError, match="never seen this ledger, which has version 1, 2, 3"):
+        _ = room.states
+    assert (room.ledger.path.read_bytes(), champion_of(room)) == before
+    room.ledger.path.rename(room.path / "ledger.old")  # what the error advises
     assert room.states == {1: "pending"}
     assert room.aliases == {}
     assert "review_state" in room.tags(1)
-    assert [e.version for e in room.entries if e.action == "deleted"] == [1, 2, 3]
+    assert champion_of(room)["version"] == 1
+
+
+@pytest.mark.parametrize("store", ["another", "empty", "gone"])
+def test_a_store_that_never_saw_the_ledger_takes_no_champion_away(room, monkeypatch, store):
+    """Read with another store, or without one: versions that are not there were not deleted there."""
+    room.approve(1)
+    before = (room.ledger.path.read_bytes(), champion_of(room))
+    other = room.path / "other.db"
+    if store != "gone":
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{other}")
+    if store == "another":
+        with contextlib.closing(sqlite3.connect(other)) as database:
+            database.execute("create table x(a)")
+    if store == "gone":
+        (room.repository / ".edgeloop" / "mlflow.db").rename(other)
+    assert unreconciled(room.workspace)
+    for read in (lambda: reconcile(room.workspace), lambda: room.states):
+        with pytest.raises(UserError, match="never seen this ledger, which has version 1, 2, 3"):
+            read()
+    assert (room.ledger.path.read_bytes(), champion_of(room)) == before
+
+
+def test_a_writer_killed_in_the_middle_locks_nobody_out(room):
+    """SQLite's journal stays: whoever reads next rolls it back, and the decisions are there."""
+    room.approve(1)
+    database = room.repository / ".edgeloop" / "mlflow.db"
+    code = (
+        "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('pragma cache_size=1')\n"
+        "c.execute('begin immediate')\n"
+        "for t in ('update model_version_tags set value = value || 1',"
+        " 'create table zz as select * from metrics',"
+        " 'update params set value = value || 1', 'update tags set value = value || 1'): c.execute(t)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(database)], check=False)
+    assert database.with_name("mlflow.db-journal").stat().st_size > 0
+    check_store(f"sqlite:///{database}")
+    assert not unreconciled(room.workspace)
+    assert room.states[1] == "approved"
 
 
 CUT_SHORT = {
@@ -280,13 +346,15 @@ def test_origin_tags_of_a_waiting_version_are_put_back(room):
     assert [e.action for e in room.entries[start:]] == ["tag_changed"] * len(put_back)
 
 
-def test_an_empty_ledger_is_not_a_new_one(room):
+@pytest.mark.parametrize("kept", [0, 300])
+def test_a_ledger_without_a_whole_line_is_not_a_new_one(room, kept):
     """MLflow was told of the lines that are gone; a repository without a ledger is another thing."""
     room.approve(2)
-    room.ledger.path.write_bytes(b"")
-    with pytest.raises(UserError, match="the file is empty, MLflow was told of ledger"):
+    before = room.ledger.path.read_bytes()[:kept]
+    room.ledger.path.write_bytes(before)
+    with pytest.raises(UserError, match="line 1 is missing or cut short: MLflow was told of ledger"):
         reconcile(room.workspace)
-    assert room.ledger.path.read_bytes() == b""
+    assert room.ledger.path.read_bytes() == before
 
 
 def test_a_champion_that_git_brought_stays_while_the_ledger_has_none(room):
