@@ -21,8 +21,8 @@ class Sequences:
             path: The file; it is made with the first number.
             above: A number known to be used.
             fresh: Whether this device never had a number, as far as its folder tells.
-            now_ms: Wall time. When the file is missing or broken though the device is not fresh, numbers go on
-                from here: one a millisecond would be more than any device ever used.
+            now_ms: Wall time. When the file is missing or broken though the device is not fresh, numbers go
+                on from here: one a millisecond would be more than any device ever used.
 
         Raises:
             OSError: the file is there and cannot be read.

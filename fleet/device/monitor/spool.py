@@ -25,7 +25,7 @@ from pathlib import Path
 
 from fleet.device.errors import UserError
 from fleet.device.monitor.encoding import encode_window
-from fleet.device.monitor.files import PARTIAL, sync_folder, write_durably
+from fleet.device.monitor.files import PARTIAL, write_durably
 from fleet.device.monitor.loss import LossCounter, together
 from fleet.device.monitor.sequence import Sequences
 from fleet.device.monitor.window import UNNUMBERED
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class Spool:
-    """The windows of one device. `put` and `settle` belong to one thread; the rest may be called by another."""
+    """The windows of one device. `put`, `settle`, `close` belong to one thread, the rest to any."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Spool:
         return len(self._memory)
 
     def put(self, window: Window) -> None:
-        """Keep a window: on the disk if it takes it, else in memory, where the oldest gives way. Never raises."""
+        """Keep a window: on the disk, or in memory, where the oldest gives way. Never raises."""
         self._memory.append(window)
         self.settle()
         while len(self._memory) > MOST_IN_MEMORY:
@@ -108,6 +108,11 @@ class Spool:
                 del self._memory[0]
         except (OSError, UserError) as error:
             self._cannot("be written", error)
+
+    @property
+    def in_memory(self) -> int:
+        """Windows that the disk did not take yet."""
+        return len(self._memory)
 
     def waiting(self) -> dict[int, bool]:
         """Numbers of the windows on the disk, oldest first, and whether they have anomalies."""
@@ -142,7 +147,7 @@ class Spool:
         return content
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Forget windows. Never raises: one that stays is sent again by the next process, under its number."""
+        """Forget windows. Never raises: what stays is sent again by the next process, same number."""
         for number in numbers:
             path = self._path(number)
             self._forget(number)

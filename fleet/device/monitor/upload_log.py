@@ -54,13 +54,14 @@ class UploadLog:
 
 
 def read_log(folder: Path) -> list[Request]:
-    """The requests of a monitor's folder, oldest first; a line that was cut off is left out."""
-    requests = []
-    for name in ("uploads.1.jsonl", "uploads.jsonl"):
-        path = folder / name
-        if not path.exists():
-            continue
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if line.endswith("}"):
-                requests.append(Request(**json.loads(line)))
-    return requests
+    """The requests of a monitor's folder, oldest first; lines cut off by a kill are left out."""
+    paths = (folder / name for name in ("uploads.1.jsonl", "uploads.jsonl"))
+    lines = [line for path in paths if path.exists() for line in path.read_bytes().splitlines()]
+    return [request for line in lines if (request := _parsed(line)) is not None]
+
+
+def _parsed(line: bytes) -> Request | None:
+    try:
+        return Request(**json.loads(line))
+    except (ValueError, TypeError):
+        return None

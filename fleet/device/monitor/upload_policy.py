@@ -104,7 +104,7 @@ def is_low(reading: Reading) -> bool:
 
 
 def is_in_share(device: str, number: int, share: float) -> bool:
-    """Whether a window belongs to a share of all windows: the same ones each time, and in each larger share."""
+    """Whether a window is in a share of all windows; if so, then each time and in each larger share."""
     digest = hashlib.sha256(f"edgeloop-share-1 {device} {number}".encode()).digest()
     return int.from_bytes(digest[:8]) < share * 2**64
 
