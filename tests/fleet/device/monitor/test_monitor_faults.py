@@ -1,6 +1,7 @@
 """Kill -9, a full or read-only disk, a broken network: nothing acknowledged is lost, every loss is told."""
 
 import itertools
+import json
 import os
 import random
 import struct
@@ -35,15 +36,22 @@ def numbers_on_disk(folder):
 
 def kill_at_a_random_moment(folder, gateway, counter, rng):
     """Let a child record, kill it; (recorded before, recorded after, numbers on the disk)."""
-    recorded = lambda: struct.unpack("<q", counter.read_bytes())[0]  # noqa: E731
-    before, seen = recorded(), len(gateway.bodies)
+
+    def recorded():
+        return struct.unpack("<q", counter.read_bytes())[0]
+
+    def arrived():
+        texts = list(gateway.bodies.values())
+        return max((json.loads(text)["quality"]["input_mean"]["max"] for text in texts), default=-1)
+
+    before = recorded()
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}"}
     child = subprocess.Popen(
         [sys.executable, HERE / "recording_child.py", folder, gateway.url, counter], env=environment
     )
     try:
         wanted = rng.randrange(150, 900)
-        assert gateway.wait_for(lambda: recorded() >= before + wanted and len(gateway.bodies) > seen)
+        assert gateway.wait_for(lambda: recorded() >= before + wanted and arrived() >= before)
     finally:
         child.kill()
         child.wait()
