@@ -230,14 +230,14 @@ def main() -> None:
 
 
 TEXT = """\
-Recorders take turns round by round, forth and back, in one process; each call is timed alone and the clock's
-own time taken off. `Monitor.record` takes five measures a call, the others one. Paced calls come from a caller
-that spins in Python between them: the monitor's worker, which drains the ring meanwhile, closes a window every
-hundred records and writes each to the disk with fsync, competes with it for the interpreter's lock as it does
-in the worst of apps. Python's garbage collector is off. A window holds 100 inferences with spread-out values
-and all sensors; the rarer a class, the more a window weighs. Shares are of an inference loop without a pause,
-which no camera does: median of the ratios of neighbouring runs with and without the monitor; CPU holds the
-worker and its writes."""
+Recorders take turns round by round, forth and back, in one process; each call is timed alone and the time of
+the clock taken off. `Monitor.record` takes five measures a call, the others one. Paced calls come from a
+caller that spins in Python between them: the monitor's worker, which drains the ring meanwhile, closes a
+window every hundred records and writes each to the disk with fsync, competes with it for the interpreter's
+lock as it does in the worst of apps. Python's garbage collector is off. A window holds 100 inferences with
+spread-out values and all sensors; the more classes, the more it weighs. Shares are of an inference loop
+without a pause, which no camera does: median of the ratios of neighbouring runs with and without the monitor;
+CPU holds the worker and its writes."""
 
 
 if __name__ == "__main__":
