@@ -5,7 +5,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from telling import ENVIRONMENT, READING, VERSIONS, builder, now, records
 
@@ -143,9 +143,11 @@ def test_twice_the_p99_of_the_windows_before_is_anomalous():
     assert few.add(records(100, latency_ms=100.0), READING, now())[0].anomalies == {}
 
 
-@given(st.lists(st.booleans(), max_size=350), st.integers(1, 12))
-def test_failures_in_a_row_count_over_the_bounds_of_windows(failed, limit):
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 120)), max_size=8), st.integers(1, 12))
+@example([(False, 95), (True, 10), (False, 1)], 10)
+def test_failures_in_a_row_count_over_the_bounds_of_windows(runs, limit):
     """Each failure that at least limit - 1 failures came directly before; against a plain loop."""
+    failed = [fails for fails, length in runs for _ in range(length)]
     expected = in_a_row = 0
     for one in failed:
         in_a_row = in_a_row + 1 if one else 0
