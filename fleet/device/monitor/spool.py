@@ -20,7 +20,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from fleet.device.errors import UserError
@@ -226,12 +226,15 @@ class Spool:
             return next(calm, free[0] if free else None)
 
     def _loss_of(self, number: int) -> Loss:
-        """What a window on the disk tells of losses; nothing when it is broken."""
+        """What a window on the disk, maybe of another version, tells of losses; nothing if broken."""
         try:
             check, _, content = self._path(number).read_bytes().partition(b"\n")
         except OSError:
             return Loss()
-        return Loss(**json.loads(content)["loss"]) if check == b"%08x" % zlib.crc32(content) else Loss()
+        if check != b"%08x" % zlib.crc32(content):
+            return Loss()
+        told = json.loads(content)["loss"]
+        return Loss(**{field.name: told.get(field.name, 0) for field in fields(Loss)})
 
     def _path(self, number: int) -> Path:
         return self._windows / _name(number, anomalous=self._waiting.get(number, False))

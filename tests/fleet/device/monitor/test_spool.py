@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +95,19 @@ def test_a_full_spool_drops_the_oldest_without_anomalies(tmp_path):
     assert list(marks(spool).values()) == [5.0, 6.0, 7.0]  # anomalies only: the oldest of them go too
     assert len(list((tmp_path / "windows").iterdir())) == 3
     assert loss.take() == Loss()
+
+
+def test_a_window_of_another_version_gives_way_too(tmp_path):
+    """What it tells of losses is taken as far as it is known."""
+    spool = opened(tmp_path, most_windows=1)
+    spool.put(window(mark=1.0))
+    (path,) = (tmp_path / "windows").iterdir()
+    content = b'{"loss":{"overwritten_records":4,"of_later":9}}'
+    path.write_bytes(b"%08x\n%s" % (zlib.crc32(content), content))
+    spool.put(window(mark=2.0))
+    (kept,) = spool.waiting()
+    assert json.loads(spool.read(kept))["loss"]["overwritten_records"] == 4
+    assert json.loads(spool.read(kept))["loss"]["dropped_windows"] == 1
 
 
 def test_what_is_being_sent_does_not_give_way(tmp_path):
