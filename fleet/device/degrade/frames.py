@@ -29,6 +29,9 @@ MOST_AGE_S = 1.0
 LATE_S = 0.25
 """A frame older than this is not inferred: what it shows is over. Nor is one from so far in the future."""
 
+SLACK = 0.05
+"""Of a period: so much too early is in time, for cameras whose clock shakes. The grid keeps the rate."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taken:
@@ -122,7 +125,7 @@ class Frames(Generic[Result]):
             self._last = None
             return self._said(None, "none", 0.0, late=late)
         if late or not self._is_due(now_s, 1 / decision.fps):
-            return self._carried(taken, late=late)
+            return self._carried(taken, now_s if late else taken.captured_s, late=late)
         return self._inferred(taken, now_s)
 
     def _is_next(self, captured_s: float, now_s: float) -> bool:
@@ -135,7 +138,7 @@ class Frames(Generic[Result]):
     def _is_due(self, now_s: float, period_s: float) -> bool:
         if period_s != self._period_s:  # another rate holds at once, from the last inference on
             self._period_s, self._due_s = period_s, self._tried_s + period_s
-        return now_s >= self._due_s
+        return now_s >= self._due_s - SLACK * period_s
 
     def _inferred(self, taken: Taken, now_s: float) -> Answered[Result]:
         # On a grid, so that frames at 25 Hz give 15 inferences a second and not 12.5; what was missed by more
@@ -149,8 +152,8 @@ class Frames(Generic[Result]):
             self._tracker.inferred(taken.frame, result)
         return self._said(result, "inferred", 0.0, late=False)
 
-    def _carried(self, taken: Taken, *, late: bool) -> Answered[Result]:
-        age_s = max(0.0, taken.captured_s - self._last_captured_s)
+    def _carried(self, taken: Taken, at_s: float, *, late: bool) -> Answered[Result]:
+        age_s = max(0.0, at_s - self._last_captured_s)
         if self._last is None or age_s > MOST_AGE_S:
             self._last = None
             return self._said(None, "none", 0.0, late=late)

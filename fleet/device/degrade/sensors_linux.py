@@ -71,8 +71,8 @@ class LinuxSensors:
             }
         )
         supply: Supply = said.get("supply") or Supply()
-        package_mw = self._energy.per_s(*said.get("energy", (0.0, None)))
-        cores = self._cpu.per_s(*said.get("cpu", (0.0, None)))
+        package_mw = self._energy.per_s(*(said.get("energy") or (0.0, None)))
+        cores = self._cpu.per_s(*(said.get("cpu") or (0.0, None)))
         return Reading(
             temperature_c=self._temperature_c(said, supply),
             battery_percent=supply.battery_percent,

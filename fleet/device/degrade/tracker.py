@@ -50,7 +50,10 @@ class ShiftTracker:
             return None
         x, y, width, height = last.box_xywh
         left, top = max(0, x - width // 2), max(0, y - height // 2)
-        search = self._grey(frame[top : y + height + height // 2, left : x + width + width // 2])
+        part = frame[top : y + height + height // 2, left : x + width + width // 2]
+        if part.size == 0:
+            return None
+        search = self._grey(part)
         if any(s < t for s, t in zip(search.shape, self._template.shape, strict=True)):
             return None
         scores = cv2.matchTemplate(search, self._template, cv2.TM_CCOEFF_NORMED)
