@@ -14,12 +14,12 @@ decision.
 
 import json
 import os
-import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fleet.device.errors import UserError
 from fleet.device.monitor.files import sync_folder, write_durably
+from fleet.device.privacy.own_file import read_own, require_own
 
 CONSENT, SAMPLES = "consent.json", "samples"
 _SENT, _ERASE_FIRST = "samples.sent", "erase.first"
@@ -181,21 +181,9 @@ def _read(folder: Path) -> ConsentState:
         OSError: there is none, it is a link, or it cannot be read.
         ValueError: it is another user's, others may write it, or it says something else.
     """
-    _require_own(folder.stat(), "the folder")
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(folder / CONSENT, flags)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        _require_own(status, "the file")
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
-            raise ValueError("no small regular file")
-        record = json.loads(file.read(_MOST_BYTES + 1))
-    return _parsed(record)
-
-
-def _require_own(status: os.stat_result, what: str) -> None:
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise ValueError(f"{what} is user {status.st_uid}'s, mode {status.st_mode & 0o777:o}")
+    require_own(folder.stat(), others_may=0o055)
+    content = read_own(folder / CONSENT, most_bytes=_MOST_BYTES, others_may=0o044)
+    return _parsed(json.loads(content))
 
 
 def _parsed(record: object) -> ConsentState:

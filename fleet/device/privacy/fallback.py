@@ -27,6 +27,7 @@ from fleet.device.wire import Classified
 PATH = "/v1/classify"
 DEADLINE_S = 1.0
 _QUEUE = 2
+_KEEP_S = 3.0  # so long a connection is used again; a gateway closes idle ones after 5 s
 _FAILURES_BEFORE_REST = 3
 FIRST_REST_S, LONGEST_REST_S = 30.0, 600.0
 
@@ -97,7 +98,7 @@ class CloudFallback:
         self._asked: queue.Queue[tuple[npt.NDArray[np.uint8], Context, str, Pending] | None]
         self._asked = queue.Queue(_QUEUE)
         self._thread: threading.Thread | None = None
-        self._failures, self._rests_until_s = 0, float("-inf")
+        self._failures, self._rests_until_s, self._used_s = 0, float("-inf"), float("-inf")
         self.enabled = True
         """The policy's `cloud_fallback`."""
         self.counts: Counter[str] = Counter()
@@ -155,6 +156,8 @@ class CloudFallback:
         except EngineError:
             self.counts["no image"] += 1
             return None
+        if self._clock() - self._used_s > _KEEP_S:
+            self._client.close()
         path = self._client.prefix + PATH
         headers = sample_headers(self._key, path, body, round(self._wall() * 1000))
         try:
@@ -166,7 +169,7 @@ class CloudFallback:
         if found is None:
             self._failed("no such class" if answer.status == 200 else f"status {answer.status}")
             return None
-        self._failures = 0
+        self._failures, self._used_s = 0, self._clock()
         self.counts["answered"] += 1
         return found
 

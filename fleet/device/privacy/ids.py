@@ -5,11 +5,11 @@ import hashlib
 import hmac
 import os
 import secrets
-import stat
 import tempfile
 from pathlib import Path
 
 from fleet.device.errors import UserError
+from fleet.device.privacy.own_file import read_own
 
 SALT = "salt"
 _SALT_BYTES, _ID_DIGITS = 32, 32
@@ -62,20 +62,13 @@ def _make(path: Path) -> None:
 
 def _read(path: Path) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise _no_salt(path, error.strerror or str(error)) from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        salt = file.read(_SALT_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
-    if len(salt) != _SALT_BYTES or status.st_mode & 0o077 or status.st_uid != os.geteuid():
-        raise _no_salt(path, f"{status.st_size} bytes, mode {status.st_mode & 0o777:o}, user {status.st_uid}")
+        salt = read_own(path, most_bytes=_SALT_BYTES, others_may=0)
+        if len(salt) != _SALT_BYTES:
+            raise ValueError(f"{len(salt)} bytes")  # noqa: TRY301 - one error for all of these
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path}: {error}",
+            allowed=f"{_SALT_BYTES} random bytes in a file that only this user may read (mode 600)",
+            next_step=f"remove {path}: ids are then other ones, and nobody can link them to those before",
+        ) from error
     return salt
-
-
-def _no_salt(path: Path, got: str) -> UserError:
-    return UserError(
-        f"{path}: {got}",
-        allowed=f"{_SALT_BYTES} random bytes in a file that only this user may read (mode 600)",
-        next_step=f"remove {path}: ids are then other ones, and nobody can link them to those before",
-    )

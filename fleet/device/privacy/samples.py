@@ -81,7 +81,17 @@ class Samples:
         return True
 
     def work(self, network: Network) -> None:
-        """One turn: erase what is to be erased, keep what was offered, send what waits."""
+        """One turn: erase what is to be erased, keep what was offered, send what waits.
+
+        Raises:
+            OSError: the disk failed; the next turn begins anew.
+        """
+        try:
+            self._turn(network)
+        finally:
+            self._client.close()  # the next turn is seconds away: longer than a gateway keeps a connection
+
+    def _turn(self, network: Network) -> None:
         if not self._consent.holds():
             self._drop_offered()
             purge(self._consent.folder)
@@ -101,7 +111,6 @@ class Samples:
                 self.work(network())
             except OSError:
                 self.counts["disk"] += 1
-        self._client.close()
 
     def revoke(self) -> None:
         """The user said no: what waits is gone, and what is on its way is cut off when this returns.
