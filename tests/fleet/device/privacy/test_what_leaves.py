@@ -1,4 +1,4 @@
-"""Every byte that is sent with consent or about it: nothing names a device or a user, no pixel leaves unasked."""
+"""Every byte sent with consent or about it: nothing names a device or a user, no pixel leaves unasked."""
 
 import json
 from pathlib import Path
