@@ -124,8 +124,9 @@ def main() -> None:
             "command": f"python tests/bench/degrade.py {' '.join(sys.argv[1:])}",
             "text": f"{SECONDS} s of a made-up camera at {CAMERA_HZ} Hz, 640x480, played {ROUNDS} times in"
             " each mode, alternating; the median of the process's CPU time, preprocessing included, in ms for"
-            " each camera frame; one thread. Saved is against inferring every frame. CPU time stands for energy,"
-            " which this machine does not expose; a camera and a screen, which do not change, are not in it.",
+            " each camera frame; one thread. Saved is against inferring every frame. CPU time stands for"
+            " energy, which this machine does not expose; a camera and a screen, which do not change, are"
+            " not in it.",
             "conditions": conditions(engine=ENGINE_VERSION, rounds=ROUNDS, frames=CAMERA_HZ * SECONDS),
             "rows": rows,
         },
