@@ -123,16 +123,16 @@ def _judged(answer: Answer, windows: int) -> _Try:
 def read_receipt(body: bytes, windows: int) -> Receipt | None:
     """The receipt for this many windows; None when it is another thing: then nothing was acknowledged."""
     record = _json_object(body)
-    counts = [record.get(name) for name in ("accepted", "duplicates", "server_ms")]
-    refused = record.get("quarantined")
-    if any(type(count) is not int or count < 0 for count in counts) or not isinstance(refused, list):
+    accepted, duplicates, server_ms = (_count(record.get(k)) for k in ("accepted", "duplicates", "server_ms"))
+    items = record.get("quarantined")
+    if accepted is None or duplicates is None or server_ms is None or not isinstance(items, list):
         return None
-    try:
-        quarantined = tuple(Quarantined(**item) for item in refused)
-        receipt = Receipt(**{**record, "quarantined": quarantined})
-    except TypeError:
+    if accepted + duplicates + len(items) != windows or not all(isinstance(item, dict) for item in items):
         return None
-    return receipt if receipt.accepted + receipt.duplicates + len(quarantined) == windows else None
+    quarantined = (Quarantined(index=_count(q.get("index")) or 0, reason=str(q.get("reason"))) for q in items)
+    return Receipt(
+        accepted=accepted, duplicates=duplicates, quarantined=tuple(quarantined), server_ms=server_ms
+    )
 
 
 def _server_ms(body: bytes) -> int | None:
@@ -142,7 +142,12 @@ def _server_ms(body: bytes) -> int | None:
     if not isinstance(error, dict) or error.get("code") != "clock":
         return None
     server_ms = error.get("server_ms", record.get("server_ms"))
-    return server_ms if type(server_ms) is int and 0 <= server_ms < 10**14 else None
+    return _count(server_ms)
+
+
+def _count(value: Any) -> int | None:
+    """A number of things, or of milliseconds, that is believable; else None."""
+    return value if type(value) is int and 0 <= value < 10**14 else None
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

@@ -6,9 +6,22 @@ from dataclasses import fields
 from typing import Any
 
 from fleet.device.histogram import Histogram
-from fleet.device.wire import SCHEMA, Window
+from fleet.device.wire import (
+    SCHEMA,
+    Environment,
+    Loss,
+    Performance,
+    Quality,
+    Resource,
+    Versions,
+    Window,
+)
 
 _HISTOGRAM = {field.name: field.default for field in fields(Histogram)}
+_NAMES = {
+    kind: tuple(field.name for field in fields(kind))
+    for kind in (Window, Versions, Performance, Resource, Quality, Environment, Loss)
+}
 
 
 def encode_window(window: Window) -> bytes:
@@ -26,4 +39,4 @@ def _record(value: Any) -> dict[str, Any]:
     if isinstance(value, Histogram):
         items = {name: getattr(value, name) for name in _HISTOGRAM}
         return {name: item for name, item in items.items() if item != _HISTOGRAM[name]}
-    return {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: getattr(value, name) for name in _NAMES[type(value)]}

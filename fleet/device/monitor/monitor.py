@@ -166,7 +166,7 @@ class Monitor:
             return
         self._stopped = True
         deadline = time.monotonic() + timeout_s
-        self._worker.add(Boundary(self._ring.head))
+        self._worker.add(Boundary(self._ring.head, last=True))
         self._worker.stop()
         if self._uploader is not None:
             self._uploader.stop(timeout_s)

@@ -65,7 +65,7 @@ class Spool:
         self._memory: list[Window] = []
         self._sequences: Sequences | None = None
         self._lock_file: int | None = None
-        self._retry_at = 0.0
+        self._retry_at, self._in_trouble = 0.0, False
         try:
             self._open()
         except OSError as error:
@@ -106,6 +106,7 @@ class Spool:
                     self._memory[0] = replace(self._memory[0], sequence=sequences.next())
                 self._write(self._memory[0])
                 del self._memory[0]
+            self._in_trouble = False
         except (OSError, UserError) as error:
             self._cannot("be written", error)
 
@@ -188,7 +189,7 @@ class Spool:
     def _take_lock(self) -> None:
         if self._lock_file is not None:
             return
-        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.folder / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -245,13 +246,15 @@ class Spool:
             self._loss.add(Loss(dropped_windows=1))
 
     def _cannot(self, what: str, error: Exception) -> None:
-        _log.warning(
-            "%s cannot %s: %s; the last %d windows are kept in memory",
-            self.folder,
-            what,
-            error,
-            MOST_IN_MEMORY,
-        )
+        if not self._in_trouble:  # once, and not every few seconds
+            _log.warning(
+                "%s cannot %s: %s; the last %d windows are kept in memory",
+                self.folder,
+                what,
+                error,
+                MOST_IN_MEMORY,
+            )
+        self._in_trouble = True
         self._retry_at = time.monotonic() + _RETRY_S
 
 

@@ -39,7 +39,7 @@ class UploadLog:
 
     def __init__(self, path: Path) -> None:
         """Appends to `path`."""
-        self._path = path
+        self._path, self._in_trouble = path, False
 
     def add(self, request: Request) -> None:
         """Write one line. Never raises: a full disk must not stop what makes room on it."""
@@ -49,8 +49,11 @@ class UploadLog:
                 self._path.replace(self._path.with_name("uploads.1.jsonl"))
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line)
+            self._in_trouble = False
         except OSError as error:
-            _log.warning("%s cannot be written: %s; it would have said %s", self._path, error, line.strip())
+            if not self._in_trouble:  # once, and not with every request
+                _log.warning("%s cannot be written: %s", self._path, error)
+            self._in_trouble = True
 
 
 def read_log(folder: Path) -> list[Request]:

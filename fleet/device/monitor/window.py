@@ -82,9 +82,13 @@ class WindowBuilder:
         self._take(records[start:])
         return windows
 
-    def close(self, now: Now) -> Window | None:
-        """End the open window before it is full; None when nothing was recorded or lost since the last."""
-        return self._close(now) if self._inferences or self._skipped or self._loss.is_open else None
+    def close(self, now: Now, *, last: bool = False) -> Window | None:
+        """End the open window before it is full; None when nothing was recorded since the last.
+
+        The `last` of a process is there for what was lost alone, too.
+        """
+        worth_it = self._inferences or self._skipped or (last and self._loss.is_open)
+        return self._close(now) if worth_it else None
 
     def change(self, versions: Versions, environment: Environment) -> None:
         """What runs from now on; close the open window before."""

@@ -27,6 +27,8 @@ class Boundary:
     versions: Versions | None = None
     """What runs from there on, with `environment`; None: the same."""
     environment: Environment | None = None
+    last: bool = False
+    """Nothing comes after."""
     reached: threading.Event = field(default_factory=threading.Event)
 
 
@@ -81,7 +83,7 @@ class Worker(threading.Thread):
         for boundary in boundaries:
             end = int(np.searchsorted(records["sequence"], np.uint64(boundary.head), side="right"))
             self._take(records[:end], now)
-            self._put(self._builder.close(now))
+            self._put(self._builder.close(now, last=boundary.last))
             if boundary.versions is not None and boundary.environment is not None:
                 self._builder.change(boundary.versions, boundary.environment)
             boundary.reached.set()

@@ -3,6 +3,7 @@
 It keeps what it acknowledged, and goes wrong on demand, request by request.
 """
 
+import contextlib
 import gzip
 import json
 import threading
@@ -14,7 +15,7 @@ import msgspec
 
 from fleet.device.credentials import MOST_SKEW_MS, SIGNATURE, is_signed_by, signed_request
 from fleet.device.histogram import Histogram
-from fleet.device.wire import Batch
+from fleet.device.wire import Batch, Window
 
 
 class GatewayStub:
@@ -30,7 +31,7 @@ class GatewayStub:
         self.refuse = set()  # sequences of windows that make a request a 422
         self.problems = []
         self.connections = 0
-        self._nonces = set()
+        self._nonces, self._seen = set(), set()
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"stub": self}))
         self._server.daemon_threads = True
@@ -56,10 +57,7 @@ class GatewayStub:
         """Decoded, by number."""
         with self._lock:
             bodies = dict(self.bodies)
-        return {
-            number: msgspec.json.decode(bodies[number], type=Batch.__annotations__["windows"].__args__[0])
-            for number in sorted(bodies)
-        }
+        return {number: msgspec.json.decode(bodies[number], type=Window) for number in sorted(bodies)}
 
     def wait_for(self, holds, timeout_s=60):
         """Until the condition holds; False when it never did."""
@@ -108,10 +106,6 @@ class GatewayStub:
             "server_ms": self.now_ms(),
         }
 
-    @property
-    def _seen(self):
-        return self.__dict__.setdefault("_seen_numbers", set())
-
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -138,10 +132,10 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "hang up":
             return
         if fault == "portal":
-            self._answer(200, "<html>please log in</html>")
+            self._answer(200, "<html>please log in</html>", {"Connection": "close"})
             return
         if fault == "redirect":
-            self._answer(302, {}, {"Location": "http://127.0.0.1/login"})
+            self._answer(302, {}, {"Location": "http://127.0.0.1/login", "Connection": "close"})
             return
         if fault == "lost answer":  # taken, but the device never hears of it
             self.stub.take(self, body)
@@ -170,7 +164,5 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def handle(self):
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             super().handle()
-        except (BrokenPipeError, ConnectionResetError):
-            pass

@@ -18,7 +18,12 @@ KEY = DeviceKey(bytes(range(32)))
 
 
 def monitor(folder, url=None, **more):
-    settings = {"versions": VERSIONS, "environment": ENVIRONMENT, "sensors": FixedSensors(), "upload": AT_ONCE}
+    settings = {
+        "versions": VERSIONS,
+        "environment": ENVIRONMENT,
+        "sensors": FixedSensors(),
+        "upload": AT_ONCE,
+    }
     return Monitor(folder, KEY, url, **(settings | more))
 
 
@@ -81,7 +86,9 @@ def test_a_change_of_policy_reaches_both_threads(tmp_path):
         assert gateway.wait_for(lambda: len(gateway.bodies) == 2)
         anomalies = [w.anomalies for w in gateway.windows().values()]
         with pytest.raises(ValueError, match="share"):
-            watched.set_policy([UploadRule(network="wifi", charging=True, every_s=9, share=2)], AnomalyLimits())
+            watched.set_policy(
+                [UploadRule(network="wifi", charging=True, every_s=9, share=2)], AnomalyLimits()
+            )
     assert anomalies == [{}, {"latency": 100}]
 
 
@@ -95,7 +102,8 @@ def test_two_monitors_do_not_share_a_folder(tmp_path):
 @pytest.mark.parametrize(
     "url",
     ["http://gateway.example", "ftp://127.0.0.1", "https://", "https://a.example?x=1", "127.0.0.1:8000",
-     "http://127.0.0.1.example", "https://me@a.example", "https://a.example:port", f"https://{'a' * 70}.example"],
+     "http://127.0.0.1.example", "https://me@a.example", "https://a.example:port",
+     f"https://{'a' * 70}.example"],
 )  # fmt: skip
 def test_gateways_that_are_none_or_not_encrypted_are_refused(tmp_path, url):
     """Before any thread or file."""

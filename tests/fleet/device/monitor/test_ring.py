@@ -22,7 +22,8 @@ def test_a_record_comes_out_as_it_went_in():
     ring.write(DONE, 5e-324, 1.0, 2**31 - 1, 3.0, 4.0)
     first, second = ring.drain().records
     assert (first["sequence"], first["kind"], first["latency_ms"], first["label"]) == (1, FAILED, 0.1, -1)
-    assert np.isnan(first["confidence"]) and first["input_mean"] == 1e308
+    assert np.isnan(first["confidence"])
+    assert first["input_mean"] == 1e308
     assert (second["sequence"], second["latency_ms"], second["label"]) == (2, 5e-324, 2**31 - 1)
     assert second["time_ns"] >= first["time_ns"]
 
@@ -75,7 +76,7 @@ def test_a_writer_at_full_speed_is_never_read_torn():
 
 
 def test_what_the_writer_may_be_overwriting_is_not_read():
-    """The writer overtakes while the reader copies: the slots it passed, and the one it is in, are dropped."""
+    """The writer overtakes while the reader copies: the slots it passed and the one it is in are dropped."""
 
     class Overtaking(Ring):
         """Writes 3 more records between the copy and the second look at the head."""

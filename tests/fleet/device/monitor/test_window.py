@@ -5,7 +5,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from telling import ENVIRONMENT, READING, VERSIONS, builder, now, records
 
@@ -51,7 +51,11 @@ def test_failures_and_skipped_frames_have_no_latency():
     """Failures are inferences, skipped frames are not."""
     kinds = np.array([DONE, FAILED, SKIPPED, DONE, ABNORMAL])
     (made,) = windows_of(records(5, kind=kinds, latency_ms=np.array([1.0, ABSENT, ABSENT, 2.0, 3.0])))
-    assert (made.performance.inferences, made.performance.failures, made.performance.skipped_frames) == (4, 1, 1)
+    assert (made.performance.inferences, made.performance.failures, made.performance.skipped_frames) == (
+        4,
+        1,
+        1,
+    )
     assert (made.performance.latency_ms.count, made.performance.latency_ms.sum) == (3, 6.0)
     assert made.quality.abnormal_outputs == 1
 
@@ -79,16 +83,17 @@ def test_loss_elsewhere_is_told_once():
 
 
 def test_a_loss_without_inferences_is_still_told():
-    """A window without inferences, rather than silence."""
+    """At the end: a window without inferences, rather than silence; in between the next window tells."""
     loss = LossCounter()
     loss.add(Loss(overwritten_records=7))
-    (window,) = windows_of(records(0), loss=loss)
+    assert builder(loss).close(now()) is None
+    window = builder(loss).close(now(), last=True)
     assert (window.performance.inferences, window.loss.overwritten_records) == (0, 7)
 
 
 @pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000, -1_800_000_000_000])
 def test_a_jump_of_the_wall_clock_is_told_and_spoils_no_duration(jump_ms):
-    """Set an hour ahead, an hour back, and to 1970: start before end, and the rate is that of the other clock."""
+    """An hour ahead, an hour back, and to 1970: start before end, and the rate is the other clock's."""
     build = builder()
     build.add(records(50), READING, now(forward_ms=1_000_490, wall_ms=1_800_000_000_490))
     (window,) = build.add(
@@ -138,9 +143,11 @@ def test_twice_the_p99_of_the_windows_before_is_anomalous():
     assert few.add(records(100, latency_ms=100.0), READING, now())[0].anomalies == {}
 
 
-@given(st.lists(st.booleans(), max_size=350), st.integers(1, 12))
-def test_failures_in_a_row_count_over_the_bounds_of_windows(failed, limit):
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 120)), max_size=8), st.integers(1, 12))
+@example([(False, 95), (True, 10), (False, 1)], 10)
+def test_failures_in_a_row_count_over_the_bounds_of_windows(runs, limit):
     """Each failure that at least limit - 1 failures came directly before; against a plain loop."""
+    failed = [fails for fails, length in runs for _ in range(length)]
     expected = in_a_row = 0
     for one in failed:
         in_a_row = in_a_row + 1 if one else 0
