@@ -9,7 +9,6 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from fleet.device.credentials import DeviceKey
 from fleet.device.errors import EngineError
 from fleet.device.wire import SCHEMA, Environment, Sample, Versions
 
@@ -87,9 +86,3 @@ def while_allowed(body: bytes, allowed: Callable[[], bool]) -> Iterator[bytes]:
         if not allowed():
             raise RevokedError("consent was revoked")
         yield body[at : at + _BLOCK_BYTES]
-
-
-def sample_headers(key: DeviceKey, path: str, body: bytes, time_ms: int) -> dict[str, str]:
-    """The headers of a POST with such a body."""
-    signed = key.headers("POST", path, body, time_ms=time_ms)
-    return signed | {"Content-Type": "application/json", "Content-Length": str(len(body))}

@@ -19,15 +19,15 @@ import numpy.typing as npt
 
 from fleet.device.credentials import DeviceKey
 from fleet.device.errors import EngineError
-from fleet.device.monitor.client import GatewayClient, NoAnswerError
-from fleet.device.privacy.body import Context, hard_reason, png, sample_body, sample_headers, while_allowed
+from fleet.device.monitor.client import GatewayClient
+from fleet.device.privacy.body import Context, hard_reason, png, sample_body
 from fleet.device.privacy.consent import Consent
+from fleet.device.privacy.signed import SignedClient
 from fleet.device.wire import Classified
 
 PATH = "/v1/classify"
 DEADLINE_S = 1.0
 _QUEUE = 2
-_KEEP_S = 3.0  # so long a connection is used again; a gateway closes idle ones after 5 s
 _FAILURES_BEFORE_REST = 3
 FIRST_REST_S, LONGEST_REST_S = 30.0, 600.0
 
@@ -92,13 +92,14 @@ class CloudFallback:
             UserError: the URL is neither.
         """
         self._client = GatewayClient(url, silence_s=deadline_s, answer_s=deadline_s)
-        self._key, self._consent, self._labels = key, consent, tuple(labels)
+        self._signed = SignedClient(self._client, key, wall)
+        self._consent, self._labels = consent, tuple(labels)
         self._confidence_minimum, self._deadline_s = confidence_minimum, deadline_s
-        self._wall, self._clock = wall, clock
+        self._clock = clock
         self._asked: queue.Queue[tuple[npt.NDArray[np.uint8], Context, str, Pending] | None]
         self._asked = queue.Queue(_QUEUE)
         self._thread: threading.Thread | None = None
-        self._failures, self._rests_until_s, self._used_s = 0, float("-inf"), float("-inf")
+        self._failures, self._rests_until_s = 0, float("-inf")
         self.enabled = True
         """The policy's `cloud_fallback`."""
         self.counts: Counter[str] = Counter()
@@ -156,20 +157,15 @@ class CloudFallback:
         except EngineError:
             self.counts["no image"] += 1
             return None
-        if self._clock() - self._used_s > _KEEP_S:
-            self._client.close()
-        path = self._client.prefix + PATH
-        headers = sample_headers(self._key, path, body, round(self._wall() * 1000))
-        try:
-            answer = self._client.request("POST", path, while_allowed(body, self._consent.holds), headers)
-        except NoAnswerError:
+        answer = self._signed.post(PATH, body, self._consent.holds)
+        if answer is None:
             self._failed("no answer")
             return None
         found = _classified(answer.body, self._labels) if answer.status == 200 else None
         if found is None:
             self._failed("no such class" if answer.status == 200 else f"status {answer.status}")
             return None
-        self._failures, self._used_s = 0, self._clock()
+        self._failures = 0
         self.counts["answered"] += 1
         return found
 

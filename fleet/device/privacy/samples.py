@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from fleet.device.credentials import DeviceKey
 from fleet.device.errors import EngineError
-from fleet.device.monitor.client import GatewayClient, NoAnswerError
-from fleet.device.privacy.body import Context, hard_reason, png, sample_body, sample_headers, while_allowed
+from fleet.device.monitor.client import GatewayClient
+from fleet.device.privacy.body import Context, hard_reason, png, sample_body
 from fleet.device.privacy.consent import Consent, purge
+from fleet.device.privacy.signed import SignedClient
 from fleet.device.privacy.spool import SampleLimits, SampleSpool
 from fleet.device.wire import Network
 
@@ -58,8 +59,9 @@ class Samples:
             wall: Seconds since 1970.
             clock: Monotonic seconds.
         """
-        self._consent, self._client, self._key = consent, client, key
-        self._confidence_minimum, self._wall, self._clock = confidence_minimum, wall, clock
+        self._consent, self._client = consent, client
+        self._signed = SignedClient(client, key, wall)
+        self._confidence_minimum, self._clock = confidence_minimum, clock
         self._spool = SampleSpool(consent, limits or SampleLimits())
         self._offered: queue.Queue[tuple[npt.NDArray[np.uint8], Context, str]] = queue.Queue(_QUEUE)
         self._failures, self._rests_until_s = 0, float("-inf")
@@ -121,7 +123,7 @@ class Samples:
             UserError: as `Consent.revoke`.
         """
         try:
-            self._consent.revoke(round(self._wall() * 1000))
+            self._consent.revoke(self._signed.now_ms())
         finally:
             self._client.abort()
 
@@ -135,7 +137,7 @@ class Samples:
             try:
                 image_png = png(image)
                 body = sample_body(image_png, context, reason)
-                why = self._spool.put(image_png, body, round(self._wall() * 1000))
+                why = self._spool.put(image_png, body, self._signed.now_ms())
             except EngineError:
                 why = "no image"
             except OSError:
@@ -149,8 +151,9 @@ class Samples:
             except FileNotFoundError:
                 continue
             self._consent.sending()
-            status = self._post(body)
-            if status is not None and (200 <= status < 300 or status in _USELESS):
+            answer = self._signed.post(PATH, body, self._consent.holds)
+            status = 0 if answer is None else answer.status
+            if 200 <= status < 300 or status in _USELESS:
                 path.unlink(missing_ok=True)
                 self.counts["sent" if status < 300 else "refused"] += 1
             else:
@@ -158,26 +161,10 @@ class Samples:
                 return
         self._failures = 0
 
-    def _post(self, body: bytes) -> int | None:
-        """The gateway's status; None without an answer, or when consent ended."""
-        path = self._client.prefix + PATH
-        headers = sample_headers(self._key, path, body, round(self._wall() * 1000))
-        try:
-            return self._client.request(
-                "POST", path, while_allowed(body, self._consent.holds), headers
-            ).status
-        except NoAnswerError:
-            return None
-
     def _erase(self) -> bool:
         """Ask the gateway to delete everything of this device; whether it did."""
-        path = self._client.prefix + PATH
-        headers = self._key.headers("DELETE", path, b"", time_ms=round(self._wall() * 1000))
-        try:
-            status = self._client.request("DELETE", path, b"", headers).status
-        except NoAnswerError:
-            status = 0
-        if not 200 <= status < 300:
+        answer = self._signed.delete(PATH)
+        if answer is None or not 200 <= answer.status < 300:
             self._rest()
             return False
         self._consent.erased()

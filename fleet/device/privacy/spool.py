@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,9 +65,12 @@ class SampleSpool:
         return ""
 
     def waiting(self) -> list[Path]:
-        """The files, the oldest first."""
+        """The files, the oldest first; one that grew beyond what is ever sent is removed."""
         aged = []
-        for path, _ in self._sizes():
+        for path, size in self._sizes():
+            if size > MOST_BODY_BYTES:
+                path.unlink(missing_ok=True)
+                continue
             try:
                 aged.append((path.stat().st_mtime_ns, path.name, path))
             except FileNotFoundError:
@@ -78,9 +82,11 @@ class SampleSpool:
             return
         for path in self._folder.glob(f"*{_SUFFIX}"):
             try:
-                yield path, path.lstat().st_size
+                status = path.lstat()
             except FileNotFoundError:
                 continue
+            if stat.S_ISREG(status.st_mode):  # what else lies there is no sample of ours
+                yield path, status.st_size
 
     def _take_from_budget(self, day: int) -> bool:
         """Count one sample; a clock that was put back opens no new budget."""

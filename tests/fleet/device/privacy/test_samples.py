@@ -277,6 +277,57 @@ def test_a_sample_that_could_not_be_taken_waits(device, gateway, status):
     assert (len(gateway.requests), device.spooled) == (3, [])
 
 
+def test_a_wrong_clock_delays_neither_samples_nor_erasure(device, gateway):
+    """The gateway names its time, and the request is signed with it; the sample keeps the device's own."""
+    server_ms = NOW_MS + 40 * DAY_MS
+
+    def reply(request):
+        if abs(int(request.headers["edgeloop-time"]) - server_ms) > 300_000:
+            return Reply(401, {"error": {"code": "clock", "server_ms": server_ms}})
+        return Reply(200)
+
+    gateway.reply = reply
+    device.see(1, network="wifi")
+    device.samples.revoke()
+    device.samples.work("wifi")
+    assert methods(gateway) == ["POST", "POST", "DELETE"]
+    assert json.loads(gateway.requests[1].body)["taken_ms"] == NOW_MS
+    assert (device.samples.counts["sent"], device.samples.counts["erased"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"error": None},
+        {"error": {"code": "clock"}},
+        {"error": {"code": "clock", "server_ms": "now"}},
+        {"error": {"code": "clock", "server_ms": 10**20}},
+        {"error": {"code": "signature", "server_ms": NOW_MS}},
+    ],
+)
+def test_a_refusal_that_names_no_time(device, gateway, record):
+    """It is tried again later, not at once."""
+    gateway.reply = lambda _request: Reply(401, record)
+    device.see(1, network="wifi")
+    assert methods(gateway) == ["POST"]
+    assert len(device.spooled) == 1
+
+
+def test_what_else_lies_in_the_spool(device, gateway, tmp_path):
+    """A pipe, a link, a folder and a file that grew are not sent, and do not hang; a good sample is."""
+    device.see(1)
+    folder = device.consent.folder / SAMPLES
+    (tmp_path / "secret").write_text("secret")
+    os.mkfifo(folder / "pipe.json")
+    (folder / "link.json").symlink_to(tmp_path / "secret")
+    (folder / "folder.json").mkdir()
+    (folder / "grown.json").write_bytes(b"x" * (MOST_BODY_BYTES + 1))
+    device.samples.work("wifi")
+    assert methods(gateway) == ["POST"]
+    assert b"image_png" in gateway.requests[0].body
+
+
 def test_no_gateway_at_all(tmp_path):
     """It waits."""
     device = Device(tmp_path / "privacy", "http://127.0.0.1:9")
