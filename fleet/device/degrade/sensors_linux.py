@@ -5,6 +5,7 @@ that hangs costs one deadline, once.
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ class LinuxSensors:
             clock: Monotonic seconds.
         """
         self._root, self._zone, self._clock = root, zone, clock
-        self._patience = Patience(deadline_s)
+        self._patience, self._one_at_a_time = Patience(deadline_s), threading.Lock()
         self._cpu, self._energy = _Rate(), _Rate()
         self.temperature_from = ""
         """Type of the zone that gave the last temperature; empty without one."""
@@ -57,7 +58,11 @@ class LinuxSensors:
         return self._patience.hanging
 
     def read(self) -> Reading:
-        """What is so now."""
+        """What is so now; threads may share the sensors."""
+        with self._one_at_a_time:
+            return self._read()
+
+    def _read(self) -> Reading:
         root = self._root
         said = self._patience.ask(
             {

@@ -336,6 +336,22 @@ def test_all_questions_hang():
     never.set()
 
 
+def test_threads_may_share_the_sensors(tmp_path):
+    """The governor's and the monitor's: each gets whole readings."""
+    sensors = LinuxSensors(put(tmp_path, PHONE), deadline_s=PATIENT_S)
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.extend(sensors.read() for _ in range(20))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 80
+    assert {reading.temperature_c for reading in found} == {41.5}
+    assert {reading.memory_mb for reading in found} == {200.0}
+
+
 def test_this_machine_is_read():
     """Without a made-up tree: memory and the CPU's share are those of this process."""
     sensors = LinuxSensors(deadline_s=PATIENT_S)

@@ -1,19 +1,24 @@
 """Every byte sent with consent or about it: nothing names a device or a user, no pixel leaves unasked."""
 
+import gzip
 import json
+import time
 from pathlib import Path
 
 import pytest
 from leaks import assert_no_leak, forbidden, json_keys, leaks
-from made import NOW_MS, context, image
+from made import ENVIRONMENT, NOW_MS, VERSIONS, context, image
 from recording_gateway import RecordingGateway, Reply
 
 from fleet.device.credentials import DeviceKey
+from fleet.device.degrade.sensors_linux import LinuxSensors
+from fleet.device.monitor import Monitor
 from fleet.device.monitor.client import GatewayClient
 from fleet.device.privacy.consent import Consent
 from fleet.device.privacy.fallback import CloudFallback
 from fleet.device.privacy.ids import HashedIds
 from fleet.device.privacy.samples import Samples
+from fleet.device.release import UploadRule
 
 RAW = {"serial": "R58M123ABCD", "imei": "490154203237518", "account": "alice.doe@example.org"}
 LABELS = ("cat", "dog", "fox", "owl")
@@ -109,6 +114,42 @@ def test_after_revocation_a_request_without_a_picture(folder, gateway):
     (request,) = [request for request in gateway.requests if request.method == "DELETE"]
     assert (request.body, set(request.headers) <= HEADERS) == (b"", True)
     assert_no_leak(after, texts(folder), images=[image(1), image(2)])
+
+
+def receipt(request):
+    """Takes every window."""
+    windows = json.loads(gzip.decompress(request.body))["windows"]
+    return Reply(200, {"accepted": len(windows), "duplicates": 0, "quarantined": [], "server_ms": NOW_MS})
+
+
+def test_windows_are_statistics_alone(folder, gateway):
+    """The monitor with this machine's sensors, watching pictures: no name, no path, no pixel, no raw id."""
+    gateway.reply = receipt
+    at_once = tuple(
+        UploadRule(network=network, charging=charging, every_s=1, share=1.0)
+        for network in ("wifi", "mobile")
+        for charging in (True, False)
+    )
+    pictures = [image(seed) for seed in range(3)]
+    with Monitor(
+        folder / "monitor",
+        DeviceKey(b"k" * 32),
+        gateway.url,
+        versions=VERSIONS,
+        environment=ENVIRONMENT,
+        sensors=LinuxSensors(),
+        upload=at_once,
+    ) as monitor:
+        for number in range(250):
+            picture = pictures[number % 3]
+            monitor.record(500.0, 0.1, 3, float(picture.mean()), float(picture.std()))
+        assert monitor.flush()
+        until = time.monotonic() + 60
+        while not gateway.requests and time.monotonic() < until:
+            time.sleep(0.05)
+    assert {request.path for request in gateway.requests} == {"/v1/windows"}
+    assert_no_leak(gateway.everything(), texts(folder), images=pictures)
+    assert all(set(request.headers) <= HEADERS | {"content-encoding"} for request in gateway.requests)
 
 
 def test_hashed_ids_pass_and_raw_ones_do_not():
