@@ -97,8 +97,8 @@ def check(policy: FramePolicy) -> None:
     """
     right = (
         all(math.isfinite(value) for value in astuple(policy))
-        and 0 < policy.base_fps <= 240
-        and -40 <= policy.warm_c < policy.hot_c < policy.pause_c <= 150
+        and 0 < policy.base_fps <= 1000
+        and -50 <= policy.warm_c < policy.hot_c < policy.pause_c <= 150
         and 0.5 <= policy.hysteresis_c <= 20
         and 0 <= policy.low_battery_percent <= 90
         and 0.1 <= policy.memory_watermark < 1
@@ -106,7 +106,7 @@ def check(policy: FramePolicy) -> None:
     if not right:
         raise UserError(
             f"policy frames: {policy}",
-            allowed="base_fps over 0, up to 240; -40 <= warm_c < hot_c < pause_c <= 150; "
+            allowed="base_fps over 0, up to 1000; -50 <= warm_c < hot_c < pause_c <= 150; "
             "hysteresis_c 0.5 to 20; low_battery_percent 0 to 90; memory_watermark 0.1 to below 1",
             next_step="sign a corrected policy; the one before stays in force",
         )
