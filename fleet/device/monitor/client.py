@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
@@ -50,8 +50,10 @@ class GatewayClient:
         self._connection: http.client.HTTPConnection | None = None
         self._used_s = 0.0
 
-    def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """One request; `path` with the prefix.
+    def request(
+        self, method: str, path: str, body: bytes | Iterable[bytes], headers: Mapping[str, str]
+    ) -> Answer:
+        """One request; `path` with the prefix. A body in blocks needs its Content-Length in the headers.
 
         Raises:
             NoAnswerError: there was no whole answer.

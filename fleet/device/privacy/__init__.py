@@ -1,0 +1,1 @@
+"""Consent, what leaves with it, and ids that say nothing to anybody else."""
