@@ -1,0 +1,258 @@
+"""The gateway's endpoints; `fleet/device/wire.py` lists them."""
+
+import asyncio
+import contextlib
+import shutil
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from fleet.device.credentials import MOST_SKEW_MS
+from fleet.device.wire import Enrolled, Enrolment, Quarantined, Receipt
+from fleet.gateway import batch, devices, ingest
+from fleet.gateway.buckets import Buckets
+from fleet.gateway.devices import Device
+from fleet.gateway.ingest import Incoming
+from fleet.gateway.limits import Limits
+from fleet.gateway.metrics import Metrics
+from fleet.gateway.refusal import Refusal, shown, unavailable
+from fleet.gateway.repository import Repository
+from fleet.gateway.requests import (
+    Authenticator,
+    address,
+    body_of,
+    drain,
+    limited,
+    now_ms,
+    signature_of,
+)
+from fleet.gateway.store import Store
+
+_TIDY_S = 1.0
+_DISCONNECTED = 499
+Handler = Callable[["Gateway", Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a gateway is started with."""
+
+    folder: Path
+    """Its state; mode 0700."""
+    repository: Path | None = None
+    """The TUF repository that it serves."""
+    limits: Limits = field(default_factory=Limits)
+
+
+class Gateway:
+    """What the endpoints share."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Inside the event loop that serves."""
+        limits = settings.limits
+        self.settings, self.limits, self.metrics = settings, limits, Metrics()
+        self.store = Store(settings.folder, group=limits.group, waiting=limits.waiting)
+        self.authenticator = Authenticator(self.store, limits)
+        self.repository = Repository(settings.repository)
+        self.enrolments = Buckets(per_s=limits.enrolments_per_s, burst=limits.enrolments_burst)
+        self.free_bytes = _free(settings.folder)
+
+    async def signed(self, request: Request, *, most: int) -> tuple[Device, int, str, bytes]:
+        """The device behind a request, the time and the nonce that it signed, and the body as sent.
+
+        Raises:
+            Refusal: it is not served.
+        """
+        device, described = self.authenticator.announced(request)
+        body = await body_of(request, most=most, within_s=self.limits.body_s)
+        self.authenticator.verify(device, described, body, signature_of(request))
+        return device, described.time_ms, described.nonce, body
+
+    def require_room(self) -> None:
+        """Refuse with 503 while the disk is nearly full."""
+        if self.free_bytes < self.limits.free_bytes:
+            raise unavailable("disk", f"{self.free_bytes >> 20} MiB free on the gateway's disk")
+
+    async def tidy(self) -> None:
+        """Once a second: what is measured by looking, and nonces that are too old to matter."""
+        while True:
+            await asyncio.sleep(_TIDY_S)
+            self.free_bytes = _free(self.settings.folder)
+            before_ms = now_ms() - 2 * MOST_SKEW_MS
+            with contextlib.suppress(Refusal):  # a full disk: the next second tries again
+                await self.store.run(partial(devices.forget_nonces, before_ms=before_ms))
+
+
+def _free(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+async def enrol(gateway: Gateway, request: Request) -> Response:
+    """POST /v1/enrol."""
+    limited(gateway.enrolments, address(request))
+    limits = gateway.limits
+    body = await body_of(request, most=limits.header_bytes, within_s=limits.body_s)
+    try:
+        enrolment = msgspec.json.decode(body, type=Enrolment)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refusal(
+            400,
+            "enrolment",
+            shown(str(error)),
+            allowed="JSON: token, public_key, device_model",
+            next_step="send an enrolment",
+        ) from error
+    server_ms = now_ms()
+    device = await gateway.store.run(partial(devices.enrol, enrolment=enrolment, now_ms=server_ms))
+    return answer(Enrolled(device=device, server_ms=server_ms), 201)
+
+
+async def windows(gateway: Gateway, request: Request) -> Response:
+    """POST /v1/windows."""
+    started_s, limits = time.perf_counter(), gateway.limits
+    gateway.require_room()
+    device, time_ms, nonce, body = await gateway.signed(request, most=limits.body_bytes)
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    content = batch.decompressed(body, encoding, most=limits.batch_bytes)
+    received_ms = now_ms()
+    incoming = Incoming(
+        device=device.number,
+        time_ms=time_ms,
+        nonce=nonce,
+        received_ms=received_ms,
+        body=body,
+        encoding=encoding,
+        content=content,
+        arrived=batch.read(content, server_ms=received_ms),
+    )
+    stored = await gateway.store.run(
+        partial(ingest.put, incoming=incoming, quarantine_bytes=limits.quarantine_bytes)
+    )
+    metrics = gateway.metrics
+    metrics.accepted.inc(stored.accepted)
+    metrics.duplicates.inc(stored.duplicates)
+    metrics.quarantined.inc(len(stored.faults))
+    metrics.acknowledged_s.observe(time.perf_counter() - started_s)
+    apart = tuple(Quarantined(index=fault.index, reason=fault.reason) for fault in stored.faults)
+    return answer(
+        Receipt(
+            accepted=stored.accepted, duplicates=stored.duplicates, quarantined=apart, server_ms=received_ms
+        )
+    )
+
+
+async def repository_file(gateway: Gateway, request: Request) -> Response:
+    """GET /repository/..."""
+    return await gateway.repository.answer(request, request.path_params["path"])
+
+
+async def health(gateway: Gateway, request: Request) -> Response:  # noqa: ARG001  # as every handler
+    """GET /healthz: 200 while windows would be taken in."""
+    gateway.require_room()
+    return Response(b'{"ok": true}', media_type="application/json")
+
+
+async def metrics(gateway: Gateway, request: Request) -> Response:  # noqa: ARG001  # as every handler
+    """GET /metrics."""
+    read, measured = gateway.store.read, gateway.metrics
+    measured.waiting.set(gateway.store.waiting)
+    measured.commits.set(gateway.store.groups)
+    measured.free_bytes.set(gateway.free_bytes)
+    measured.devices.set(read.execute("SELECT count(*) FROM devices").fetchone()[0])
+    measured.pending.set(
+        read.execute(
+            "SELECT count(*) FROM batches WHERE id >"
+            " (SELECT value FROM progress WHERE name = 'compacted_through')"
+        ).fetchone()[0]
+    )
+    return Response(measured.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def answer(record: Any, status: int = 200) -> Response:
+    """A record of wire.py as JSON."""
+    return Response(msgspec.json.encode(record), status, media_type="application/json")
+
+
+ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("POST", "/v1/enrol", enrol),
+    ("POST", "/v1/windows", windows),
+    ("GET", "/repository/{path:path}", repository_file),
+    ("GET", "/healthz", health),
+    ("GET", "/metrics", metrics),
+)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The ASGI application of one state folder.
+
+    Raises:
+        sqlite3.Error: at startup, when the state cannot be opened.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        gateway = app.state.gateway = Gateway(settings)
+        tidying = asyncio.create_task(gateway.tidy())
+        yield
+        tidying.cancel()
+        await gateway.store.close()
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    for method, path, handler in ROUTES:
+        methods = ["GET", "HEAD"] if method == "GET" else [method]
+        # Starlette's routes: a handler reads its raw request, there is nothing for FastAPI to inject.
+        app.router.add_route(path, _served(app, handler), methods=methods)
+    app.add_exception_handler(HTTPException, _no_such_route)
+    app.add_exception_handler(Exception, _bug)
+    return app
+
+
+def _served(app: FastAPI, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        gateway: Gateway = app.state.gateway
+        try:
+            return await handler(gateway, request)
+        except Refusal as refusal:
+            gateway.metrics.refused.labels(refusal.code).inc()
+            unread = not getattr(request, "_stream_consumed", True)
+            if unread:
+                await drain(request)
+            return refusal.response(close=unread)
+        except sqlite3.Error as error:
+            gateway.metrics.refused.labels("disk").inc()
+            return unavailable("disk", f"the store: {error}").response(close=True)
+        except ClientDisconnect:
+            return Response(status_code=_DISCONNECTED)
+
+    return endpoint
+
+
+async def _no_such_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return Refusal(
+        error.status_code,
+        "method" if error.status_code == 405 else "not_found",
+        f"{request.method} {shown(request.url.path)}",
+        allowed=", ".join(f"{method} {path}" for method, path, _ in ROUTES),
+        next_step="ask for one of these",
+    ).response(close=True)
+
+
+async def _bug(_request: Request, _error: Exception) -> Response:
+    """What nobody raised on purpose: the traceback is in the gateway's log, not in the answer."""
+    return Refusal(
+        500,
+        "internal",
+        "an error of the gateway itself",
+        allowed="none",
+        next_step="send it again later; the operator finds the cause in the gateway's log",
+    ).response(close=True)
