@@ -50,7 +50,8 @@ def bucket_index(magnitudes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """The bucket of each positive normal double; exact, also on the bounds."""
     half, exponent = np.frexp(magnitudes)
     within = np.searchsorted(_BOUNDS, half * 2, side="left")
-    return _PER_OCTAVE * (exponent.astype(np.int64) - 1) + within - 1
+    indexes: npt.NDArray[np.int64] = _PER_OCTAVE * (exponent.astype(np.int64) - 1) + within - 1
+    return indexes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +116,7 @@ class Histogram:
         if not 0 <= q <= 1:
             raise ValueError(f"a quantile of {q}: 0 to 1 exist")
         rank = max(1, math.ceil(round(q * self.count, 6)))  # 0.07 * 100 is a little more than 7
-        if rank == 1 or rank == self.count:
+        if rank in (1, self.count):
             return self.min if rank == 1 else self.max
         return min(max(self._value_at(rank), self.min), self.max)
 
@@ -149,21 +150,11 @@ class Histogram:
         _check_side("negative_counts", self.negative_offset, self.negative_counts)
         total = self.zero_count + sum(self.counts) + sum(self.negative_counts)
         _require(total == self.count, f"the buckets hold {total} values, count says {self.count}")
-        _require(self._top_fits(), f"max {self.max} does not lie in the last bucket")
-        _require(self._mirrored()._top_fits(), f"min {self.min} does not lie in the first bucket")
+        _require(_top_fits(self), f"max {self.max} does not lie in the last bucket")
+        _require(_top_fits(self._mirrored()), f"min {self.min} does not lie in the first bucket")
         slack = 1e-9 * max(abs(self.min), abs(self.max))
         fits = self.min - slack <= self.mean <= self.max + slack or abs(self.sum) == _LARGEST
         _require(fits, f"sum {self.sum} of {self.count} values is not between their min and max")
-
-    def _top_fits(self) -> bool:
-        """Whether `max` lies in the bucket of the largest values."""
-        if self.counts:
-            return self.max >= _SMALLEST and _index(self.max) == self.offset + len(self.counts) - 1
-        if self.zero_count:
-            below = self.max <= -_SMALLEST
-            dropped = bool(self.negative_counts) and below and _index(-self.max) < self.negative_offset
-            return abs(self.max) < _SMALLEST or dropped
-        return self.max <= -_SMALLEST and _index(-self.max) == self.negative_offset
 
     def _mirrored(self) -> Self:
         return replace(
@@ -250,6 +241,18 @@ def _index(magnitude: float) -> int:
     return int(bucket_index(np.array([magnitude]))[0])
 
 
+def _top_fits(histogram: Histogram) -> bool:
+    """Whether `max` lies in the bucket of the largest values."""
+    top, counts = histogram.max, histogram.counts
+    if counts:
+        return top >= _SMALLEST and _index(top) == histogram.offset + len(counts) - 1
+    negative = top <= -_SMALLEST
+    if histogram.zero_count:
+        too_near = negative and bool(histogram.negative_counts) and _index(-top) < histogram.negative_offset
+        return abs(top) < _SMALLEST or too_near
+    return negative and _index(-top) == histogram.negative_offset
+
+
 def _check_side(name: str, offset: int, counts: tuple[int, ...]) -> None:
     _require(len(counts) <= MOST_BUCKETS, f"{name} has {len(counts)} buckets, {MOST_BUCKETS} are allowed")
     if not counts:
@@ -257,7 +260,7 @@ def _check_side(name: str, offset: int, counts: tuple[int, ...]) -> None:
         return
     _require(min(counts) >= 0, f"{name} holds {min(counts)}")
     _require(counts[0] > 0 and counts[-1] > 0, f"the first or last of {name} is 0")
-    within = _LOWEST_INDEX <= offset and offset + len(counts) - 1 <= _HIGHEST_INDEX
+    within = offset >= _LOWEST_INDEX and offset + len(counts) - 1 <= _HIGHEST_INDEX
     _require(within, f"{name} begins at bucket {offset}: doubles have {_LOWEST_INDEX} to {_HIGHEST_INDEX}")
 
 

@@ -6,9 +6,9 @@ number.
 
     POST   /v1/enrol      Enrolment -> Enrolled               one-time token
     POST   /v1/windows    Batch, gzip allowed -> Receipt      signed
-    POST   /v1/samples    one raw input with its context      signed, with consent, over TLS
-    DELETE /v1/samples    all that this device ever sent      signed
-    POST   /v1/classify   a hard sample -> the cloud's answer signed, with consent, over TLS
+    POST   /v1/samples    Sample -> SampleReceipt             signed, with consent, over TLS
+    DELETE /v1/samples    all it ever sent -> SamplesDeleted  signed
+    POST   /v1/classify   Sample -> Classified                signed, with consent, over TLS
     GET    /repository/…  metadata and targets of releases and policies (TUF), by ETag
 
 Signed requests carry the headers of `fleet/device/credentials.py`. Errors are `{"error": {"code", "got",
@@ -179,4 +179,52 @@ class Enrolled:
     """Its answer."""
 
     device: str
+    server_ms: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """Body of `POST /v1/samples` (kept) and `POST /v1/classify` (answered, not kept): one raw input."""
+
+    schema: int
+    consent: bool
+    """The user's, when it is sent; without it nothing is taken."""
+    taken_ms: int
+    image_png: bytes
+    """In JSON: base64."""
+    versions: Versions
+    environment: Environment
+    predicted: int | None = None
+    """Index of the class the device found."""
+    confidence: float | None = None
+    reason: str = ""
+    """Why this one: low confidence, drift, chance."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleReceipt:
+    """Answer to a kept sample."""
+
+    sha256: str
+    """Of the image: its name."""
+    server_ms: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplesDeleted:
+    """Answer to `DELETE /v1/samples`: none is left."""
+
+    samples: int
+    """That there were."""
+    server_ms: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classified:
+    """Answer to `POST /v1/classify`."""
+
+    index: int
+    label: str
+    confidence: float
+    model: str
     server_ms: int

@@ -1,4 +1,4 @@
-"""A batch as it comes in: decompressed within bounds, decoded window by window, sound ones told from others."""
+"""A batch as it comes in: decompressed within bounds, decoded, sound windows told from others."""
 
 import zlib
 from dataclasses import dataclass, field

@@ -1,5 +1,4 @@
-"""Windows as an Arrow table: a column a field, a struct a histogram; nothing of a window is lost but its names
-for absent things, which become null."""
+"""Windows as an Arrow table: a column a field, a struct a histogram; floats stay exact, absent is null."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from fleet.device.histogram import Histogram
-from fleet.device.wire import Window
+from fleet.device.wire import Anomaly, Window
 
 HISTOGRAMS = {
     "latency_ms": "performance",
@@ -22,7 +21,7 @@ HISTOGRAMS = {
     "input_std": "quality",
 }
 """Column, and the part of a window that holds it."""
-ANOMALIES = ("latency", "memory", "confidence", "failures")
+ANOMALIES: tuple[Anomaly, ...] = ("latency", "memory", "confidence", "failures")
 
 _HISTOGRAM = pa.struct(
     [
@@ -101,7 +100,10 @@ def table(received: Sequence[Received]) -> pa.Table:
         *(pa.array([getattr(p, name) for p in parts[part]], kind) for name, part, kind in _PLAIN),
         *(_histograms([getattr(p, name) for p in parts[part]]) for name, part in HISTOGRAMS.items()),
         pa.array([list(window.quality.classes.items()) for window in windows], SCHEMA.field("classes").type),
-        *(pa.array([window.anomalies.get(name, 0) for window in windows], pa.int64()) for name in ANOMALIES),
+        *(
+            pa.array([window.anomalies.get(name) or 0 for window in windows], pa.int64())
+            for name in ANOMALIES
+        ),
     ]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 

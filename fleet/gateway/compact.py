@@ -128,18 +128,20 @@ def _write(folder: Path, chunk: _Chunk) -> Iterator[Part]:
         rows = table(received)
         for tier in pc.unique(rows["tier"]).to_pylist():
             of_tier = rows.filter(pc.equal(rows["tier"], tier)).drop_columns(["tier"])
-            yield _part(folder, chunk, "windows", date, tier, of_tier)
+            yield _part((folder, chunk), "windows", date, tier, of_tier)
         with duck.confined(folder) as connection:
             connection.register("windows", rows)
-            for kind, sql in (("hours", rollup.hours_sql("windows")), ("buckets", rollup.buckets_sql("windows"))):
-                yield _part(folder, chunk, kind, date, "", connection.sql(sql).to_arrow_table())
+            hours = connection.sql(rollup.hours_sql("windows")).to_arrow_table()
+            buckets = connection.sql(rollup.buckets_sql("windows")).to_arrow_table()
+            yield _part((folder, chunk), "hours", date, "", hours)
+            yield _part((folder, chunk), "buckets", date, "", buckets)
 
 
-def _part(folder: Path, chunk: _Chunk, kind: Any, date: str, tier: str, rows: Any) -> Part:
-    named: Kind = kind
-    path = parts.part_path(named, date, tier, chunk.first, chunk.last)
+def _part(place: tuple[Path, _Chunk], kind: Kind, date: str, tier: str, rows: Any) -> Part:
+    folder, chunk = place
+    path = parts.part_path(kind, date, tier, chunk.first, chunk.last)
     parts.written(folder, path, lambda file: pq.write_table(rows, file, compression="zstd"))
-    return Part(path=path, kind=named, date=date, tier=tier, rows=rows.num_rows)
+    return Part(path=path, kind=kind, date=date, tier=tier, rows=rows.num_rows)
 
 
 def _forget(connection: sqlite3.Connection) -> None:

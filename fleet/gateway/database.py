@@ -34,8 +34,8 @@ CREATE TABLE parts(
 CREATE TABLE progress(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO progress VALUES('compacted_through', 0);
 CREATE TABLE samples(
-  path TEXT PRIMARY KEY, device INTEGER NOT NULL, received_ms INTEGER NOT NULL, bytes INTEGER NOT NULL);
-CREATE INDEX samples_of ON samples(device);
+  device INTEGER NOT NULL, sha256 TEXT NOT NULL, path TEXT NOT NULL, received_ms INTEGER NOT NULL,
+  bytes INTEGER NOT NULL, PRIMARY KEY(device, sha256)) WITHOUT ROWID;
 CREATE TABLE deletions(device INTEGER NOT NULL, at_ms INTEGER NOT NULL, samples INTEGER NOT NULL);
 """
 

@@ -15,6 +15,8 @@ class Limits:
     """Of a batch after decompression."""
     sample_bytes: int = 8 * MIB
     """Of a request with a sample, as sent."""
+    samples_bytes: int = 256 * MIB
+    """Kept of a device's samples."""
     header_bytes: int = 16 << 10
     """Request line and headers."""
     header_s: float = 10.0
@@ -37,6 +39,7 @@ class Limits:
     classify_per_s: float = 1.0
     classify_burst: int = 10
     """Of a device."""
+    classify_waiting: int = 16
     quarantine_bytes: int = 16 * MIB
     """Kept of a device's invalid windows, compressed; beyond it reason and hash are kept alone."""
     free_bytes: int = 256 * MIB

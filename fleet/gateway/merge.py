@@ -16,7 +16,7 @@ _MERGED_ROWS = 1_000_000
 def merge(connection: sqlite3.Connection, folder: Path, *, now_ms: int) -> None:
     """Merge where a folder holds too many small files; what was merged is listed anew in one transaction."""
     for kind in ("windows", "hours", "buckets"):
-        live = parts.live(connection, kind)  # type: ignore[arg-type]  # the three there are
+        live = parts.live(connection, kind)
         for _, group in itertools.groupby(live, key=lambda part: (part.date, part.tier)):
             small = [part for part in group if part.rows < _SMALL_ROWS]
             if len(small) > _MOST_SMALL:
@@ -24,7 +24,8 @@ def merge(connection: sqlite3.Connection, folder: Path, *, now_ms: int) -> None:
 
 
 def _within(small: list[Part], rows: int) -> list[Part]:
-    taken, total = [], 0
+    taken: list[Part] = []
+    total = 0
     for part in small:
         total += part.rows
         if taken and total > rows:
@@ -42,7 +43,7 @@ def _merge(connection: sqlite3.Connection, folder: Path, old: list[Part], now_ms
     path = parts.part_path(kind, date, tier, first, last)
     source = "read_parquet(getvariable('files'), hive_partitioning = false)"
     select = {
-        "windows": f"SELECT * FROM {source}",
+        "windows": f"SELECT * FROM {source}",  # noqa: S608  # a constant
         "hours": rollup.merge_hours_sql(source),
         "buckets": rollup.merge_buckets_sql(source),
     }[kind]
@@ -55,7 +56,7 @@ def _merge(connection: sqlite3.Connection, folder: Path, old: list[Part], now_ms
 
         parts.written(folder, path, write)
         rows = analytics.execute(
-            f"SELECT count(*) FROM read_parquet(?, hive_partitioning = false)", [str(folder / path)]
+            "SELECT count(*) FROM read_parquet(?, hive_partitioning = false)", [str(folder / path)]
         ).fetchone()[0]
     connection.execute("BEGIN IMMEDIATE")
     parts.retire(connection, old, now_ms=now_ms)

@@ -48,13 +48,14 @@ def written(folder: Path, path: str, write: Callable[[Path], None]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_suffix(".tmp")
     write(temporary)
-    _sync(temporary)
+    sync(temporary)
     os.replace(temporary, target)  # noqa: PTH105  # the system call, as tests interrupt it
     for parent in target.relative_to(folder).parents:  # a new folder's name lies in the one above
-        _sync(folder / parent)
+        sync(folder / parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Let a file, or the names in a folder, outlive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -18,12 +18,7 @@ _GRACE_S = 2.0
 
 def guarded(limits: Limits) -> type[HttpToolsProtocol]:
     """The protocol class that holds clients to these limits."""
-
-    class Guarded(_Guarded):
-        bounds = limits
-        addresses: Counter[str] = Counter()
-
-    return Guarded
+    return type("Guarded", (_Guarded,), {"bounds": limits, "addresses": Counter()})
 
 
 class _Guarded(HttpToolsProtocol):

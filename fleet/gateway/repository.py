@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 import re
+import stat
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,15 +68,16 @@ class Repository:
             media_type="application/json" if path.endswith(".json") else "application/octet-stream",
         )
 
-    def read(self, *names: str) -> bytes | None:
-        """The newest content of a target by its name without the hash; None when there is none."""
+    def read(self, name: str) -> bytes | None:
+        """The newest content of a target, which lies there as NAME or HASH.NAME; None when there is none."""
         if self._folder is None:
             return None
-        folder = self._folder / "targets" / Path(*names).parent
-        name = names[-1].rpartition("/")[2]
-        found = [file for file in folder.glob(f"*{name}") if file.name.rpartition(".")[0] and file.is_file()]
-        fits = [file for file in found if file.name == name or file.name.partition(".")[2] == name]
-        newest = max(fits, key=lambda file: file.stat().st_mtime_ns, default=None)
+        found = [
+            file
+            for file in (self._folder / "targets").glob(f"*{name}")
+            if file.is_file() and (file.name == name or file.name.partition(".")[2] == name)
+        ]
+        newest = max(found, key=lambda file: file.stat().st_mtime_ns, default=None)
         return newest.read_bytes() if newest else None
 
     def _open(self, path: str) -> _Opened:
@@ -87,7 +89,7 @@ class Repository:
         except OSError as error:
             raise _absent(path) from error
         status = os.fstat(descriptor)
-        if not os.path.stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)
             raise _absent(path)
         return _Opened(

@@ -11,6 +11,7 @@ from fleet.device.errors import UserError
 from fleet.gateway import database
 from fleet.gateway import devices as known
 from fleet.gateway.app import Settings, create_app
+from fleet.gateway.classify import MnnClassifier
 from fleet.gateway.devices import Device
 from fleet.gateway.limits import Limits
 from fleet.gateway.protocol import guarded
@@ -28,6 +29,9 @@ def serve(
     keyfile: Path | None = None,
     repository: Path | None = None,
     insecure: bool = False,
+    open_pages: bool = False,
+    classifier: Path | None = None,
+    compact_every_s: float = 60.0,
     limits: Limits | None = None,
 ) -> int:
     """Serve until SIGTERM or Ctrl-C.
@@ -40,6 +44,9 @@ def serve(
         keyfile: Its key, PEM.
         repository: TUF repository to serve.
         insecure: Listen beyond this machine without TLS: something in front of it does it.
+        open_pages: Show the fleet page and the metrics to other machines, too.
+        classifier: MNN model that answers hard samples, its card.json beside it.
+        compact_every_s: Seconds between compactions; 0 for none.
         limits: Other bounds than usual.
 
     Returns:
@@ -51,8 +58,16 @@ def serve(
     _check(host, certfile, keyfile, repository, insecure=insecure)
     prepare(folder)
     bounds = limits or Limits()
+    settings = Settings(
+        folder=folder.resolve(),
+        repository=repository,
+        limits=bounds,
+        classifier=MnnClassifier(classifier) if classifier else None,
+        compact_every_s=compact_every_s,
+        open_pages=open_pages,
+    )
     config = uvicorn.Config(
-        create_app(Settings(folder=folder, repository=repository, limits=bounds)),
+        create_app(settings),
         host=host,
         port=port,
         loop="uvloop",
@@ -167,7 +182,9 @@ def _check(
         )
     for name, path in (("--certfile", certfile), ("--keyfile", keyfile)):
         if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
-            raise UserError(f"{name} {path}", allowed="a PEM file that can be read", next_step="check the path")
+            raise UserError(
+                f"{name} {path}", allowed="a PEM file that can be read", next_step="check the path"
+            )
     if repository is not None and not repository.is_dir():
         raise UserError(
             f"--repository {repository}",

@@ -129,8 +129,8 @@ def surely_sound(histogram: Histogram) -> bool:
     if not counts or histogram.zero_count or histogram.negative_counts or histogram.negative_offset:
         return False
     last = histogram.offset + len(counts)
-    return (
-        -MOST_BUCKETS < histogram.offset
+    return bool(
+        histogram.offset > -MOST_BUCKETS
         and last < MOST_BUCKETS
         and counts[0] > 0
         and counts[-1] > 0
@@ -143,8 +143,8 @@ def surely_sound(histogram: Histogram) -> bool:
     )
 
 
-_LOW = [BASE**i * (1 + _INTERIOR) for i in range(-MOST_BUCKETS, MOST_BUCKETS)]
-_HIGH = [BASE ** (i + 1) * (1 - _INTERIOR) for i in range(-MOST_BUCKETS, MOST_BUCKETS)]
+_LOW: list[float] = [BASE**i * (1 + _INTERIOR) for i in range(-MOST_BUCKETS, MOST_BUCKETS)]
+_HIGH: list[float] = [BASE ** (i + 1) * (1 - _INTERIOR) for i in range(-MOST_BUCKETS, MOST_BUCKETS)]
 
 
 def _within(value: float, bucket: int) -> bool:

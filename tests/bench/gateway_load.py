@@ -30,7 +30,8 @@ def bodies(count: int, windows: int) -> list[bytes]:
     """Compressed batches with their own sequence numbers, the same for every device."""
     rng = np.random.default_rng(7)
     templates = [
-        kit.batch_of([kit.window(_PLACE + k, rng) for k in range(windows)]) for _ in range(min(count, _TEMPLATES))
+        kit.batch_of([kit.window(_PLACE + k, rng) for k in range(windows)])
+        for _ in range(min(count, _TEMPLATES))
     ]
     made = []
     for number in range(count):

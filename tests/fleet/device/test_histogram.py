@@ -176,11 +176,16 @@ def test_foreign_histograms_that_no_values_give_are_refused(change, message):
         negative_counts=st.lists(st.integers(0, 4), max_size=4).map(tuple),
     )
 )
-def test_a_check_passes_or_says_what_is_wrong_and_never_crashes(histogram):
-    """On arbitrary numbers; what passes has quantiles."""
+def test_a_check_passes_or_refuses_and_never_crashes(histogram):
+    """On arbitrary numbers: ValueError and no other; what passes has quantiles."""
+    if _refused(histogram):
+        return
+    assert histogram.min <= histogram.quantile(0.5) <= histogram.max
+
+
+def _refused(histogram):
     try:
         histogram.check()
-    except ValueError as error:
-        assert str(error).startswith("histogram: ")
-    else:
-        assert histogram.min <= histogram.quantile(0.5) <= histogram.max
+    except ValueError:
+        return True
+    return False

@@ -211,7 +211,7 @@ def gateway(folder: Path, *, limits: Limits = FAST, preexec: Any = None, **optio
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        preexec_fn=preexec,
+        preexec_fn=preexec,  # noqa: PLW1509  # limits of the child, set before any thread runs there
     )
     assert process.stdout is not None
     try:
