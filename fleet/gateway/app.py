@@ -375,10 +375,9 @@ def _served(app: FastAPI, handler: Handler) -> Callable[[Request], Awaitable[Res
             return await handler(gateway, request)
         except Refusal as refusal:
             gateway.metrics.refused.labels(refusal.code).inc()
-            unread = not getattr(request, "_stream_consumed", True)
-            if unread:
+            if refusal.status != 408:  # whom that waited for already
                 await drain(request)
-            return refusal.response(close=unread)
+            return refusal.response(close=refusal.status in (408, 413))
         except sqlite3.Error as error:
             gateway.metrics.refused.labels("disk").inc()
             return unavailable("disk", f"the store: {error}").response(close=True)
@@ -390,6 +389,7 @@ def _served(app: FastAPI, handler: Handler) -> Callable[[Request], Awaitable[Res
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    await drain(request)
     return Refusal(
         error.status_code,
         "method" if error.status_code == 405 else "not_found",

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from fleet.gateway.limits import Limits
 from fleet.gateway.refusal import Refusal
 
-_GRACE_S = 2.0
+_GRACE_S = 5.0
 """After which a slow body's connection is cut; until then the application answers it with 408."""
 
 

@@ -72,6 +72,8 @@ async def body_of(request: Request, *, most: int, within_s: float) -> bytes:
 
 async def drain(request: Request) -> None:
     """Read on for a moment what an early answer made superfluous."""
+    if request._stream_consumed:  # noqa: SLF001  # starlette has no other way to ask
+        return
     left = _DRAINED_BYTES
     try:
         async with asyncio.timeout(_DRAINED_S):

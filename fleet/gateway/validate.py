@@ -1,6 +1,5 @@
 """Whether a window is one: its form, its ranges, its counts. What fails is kept apart with the reason."""
 
-import math
 import re
 from collections.abc import Iterator
 
@@ -10,6 +9,8 @@ from fleet.device.wire import INFERENCES_PER_WINDOW, Window
 _TEXT_CHARACTERS = 128
 _MOST_CLASSES = 1_000
 _MOST_COUNT = 1 << 31
+_MOST_VALUE = 1e15
+"""Of anything measured: sums over a fleet stay finite."""
 _MOST_SEQUENCE = 1 << 53
 _EARLIEST_MS = 1_577_836_800_000
 """2020-01-01: before it a clock was never set."""
@@ -78,7 +79,7 @@ def _count_faults(window: Window) -> Iterator[str]:
         yield f"{performance.inferences} inferences, {INFERENCES_PER_WINDOW} are allowed"
     if not 0 <= performance.failures <= performance.inferences:
         yield f"{performance.failures} failures of {performance.inferences} inferences"
-    if performance.throughput_hz is not None and performance.throughput_hz < 0:
+    if performance.throughput_hz is not None and not 0 <= performance.throughput_hz <= _MOST_VALUE:
         yield f"throughput_hz is {performance.throughput_hz}"
     counts = (performance.skipped_frames, quality.abnormal_outputs, window.versions.release)
     losses = (loss.overwritten_records, loss.dropped_windows, loss.not_finite)
@@ -97,11 +98,11 @@ def _histogram_faults(window: Window) -> Iterator[str]:
     performance, resource, quality = window.performance, window.resource, window.quality
     done = performance.inferences - performance.failures
     for name, histogram, low, high, most in (
-        ("latency_ms", performance.latency_ms, 0, math.inf, done),
-        ("memory_mb", resource.memory_mb, 0, math.inf, _MOST_COUNT),
-        ("cpu_percent", resource.cpu_percent, 0, math.inf, _MOST_COUNT),
-        ("temperature_c", resource.temperature_c, -273.15, math.inf, _MOST_COUNT),
-        ("power_w", resource.power_w, -math.inf, math.inf, _MOST_COUNT),
+        ("latency_ms", performance.latency_ms, 0, _MOST_VALUE, done),
+        ("memory_mb", resource.memory_mb, 0, _MOST_VALUE, _MOST_COUNT),
+        ("cpu_percent", resource.cpu_percent, 0, _MOST_VALUE, _MOST_COUNT),
+        ("temperature_c", resource.temperature_c, -273.15, _MOST_VALUE, _MOST_COUNT),
+        ("power_w", resource.power_w, -_MOST_VALUE, _MOST_VALUE, _MOST_COUNT),
         ("battery_percent", resource.battery_percent, 0, 100, _MOST_COUNT),
         ("confidence", quality.confidence, 0, 1 + 1e-6, performance.inferences),
         ("input_mean", quality.input_mean, 0, 255, performance.inferences),
