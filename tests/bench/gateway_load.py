@@ -23,6 +23,8 @@ from fleet.device.credentials import DeviceKey
 
 _PLACE = 8_000_000_000_000
 """Stands for a sequence number in a template; as many digits as the numbers that replace it."""
+FIRST = _PLACE // 8
+"""The lowest sequence number of `bodies`, which count on from it."""
 _TEMPLATES = 8
 
 
@@ -37,7 +39,7 @@ def bodies(count: int, windows: int) -> list[bytes]:
     for number in range(count):
         body = templates[number % len(templates)]
         for k in range(windows):
-            body = body.replace(str(_PLACE + k).encode(), str(_PLACE // 8 + number * windows + k).encode())
+            body = body.replace(str(_PLACE + k).encode(), str(FIRST + number * windows + k).encode())
         made.append(gzip.compress(body, 6))
     return made
 
