@@ -23,7 +23,8 @@ class Limits:
     """From the first byte awaited to the last of the headers."""
     body_s: float = 30.0
     """From the end of the headers to the end of the body."""
-    keep_alive_s: int = 5
+    keep_alive_s: int = 30
+    """Of a connection without requests; devices keep theirs for 20 s."""
     connections: int = 2_000
     connections_per_address: int = 256
     waiting: int = 1_000

@@ -1,6 +1,7 @@
 """Reading a request within its bounds, and finding out which device sent it."""
 
 import asyncio
+import ipaddress
 import time
 
 from starlette.requests import ClientDisconnect, Request
@@ -22,7 +23,6 @@ from fleet.gateway.limits import Limits
 from fleet.gateway.refusal import Refusal, shown, too_large
 from fleet.gateway.store import Store
 
-_LOOPBACK = ("127.0.0.1", "::1")
 _DRAINED_BYTES, _DRAINED_S = 4 << 20, 2.0
 """Read and thrown away before an early answer: a client that is still sending would not see it otherwise."""
 
@@ -39,7 +39,10 @@ def address(request: Request) -> str:
 
 def is_local(request: Request) -> bool:
     """Whether it comes from this machine."""
-    return address(request) in _LOOPBACK
+    try:
+        return ipaddress.ip_address(address(request)).is_loopback
+    except ValueError:
+        return False
 
 
 async def body_of(request: Request, *, most: int, within_s: float) -> bytes:

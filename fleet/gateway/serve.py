@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fleet.gateway.protocol import guarded
 
 HOST, PORT = "127.0.0.1", 8480
 _GRACEFUL_S = 10
+_OWN_DESCRIPTORS = 256
 
 
 def serve(
@@ -83,6 +85,7 @@ def serve(
         ssl_certfile=certfile,
         ssl_keyfile=str(keyfile) if keyfile else None,
     )
+    _allow_descriptors(bounds.connections)
     server = _Announcing(config)
     server.run()
     return 0 if server.started else 3
@@ -96,6 +99,14 @@ class _Announcing(uvicorn.Server):
             scheme = "https" if self.config.is_ssl else "http"
             shown = f"[{host}]" if ":" in host else host
             print(f"edgeloop gateway: {scheme}://{shown}:{port}/", flush=True)
+
+
+def _allow_descriptors(connections: int) -> None:
+    """A connection is a file descriptor, of which a shell often allows 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OWN_DESCRIPTORS
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
 
 
 def prepare(folder: Path) -> None:
