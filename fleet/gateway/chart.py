@@ -5,8 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-_WIDTH, _HEIGHT = 640, 200
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 10, 22
+_WIDTH, _HEIGHT = 440, 190
+_LEFT, _RIGHT, _TOP, _BOTTOM = 40, 20, 10, 22
+_DOTS = 48
+"""Points of a line that are drawn as dots; of more, each is only where the pointer finds its value."""
 HOUR_MS = 3_600_000
 
 
@@ -54,11 +56,15 @@ def chart(lines: Sequence[Line], *, unit: str, first_ms: int, last_ms: int, titl
             f'<path class="line {line.css_class}" d="{_path(run, x, y)}"/>' for run in _runs(line.points)
         ]
         parts += [
-            f'<circle class="{line.css_class}" cx="{x(at):.1f}" cy="{y(value):.1f}" r="2.5">'
+            f'<circle class="{_dot(line)}" cx="{x(at):.1f}" cy="{y(value):.1f}" r="3">'
             f"<title>{line.name} {value:.3g} {unit}, {_clock(at)}</title></circle>"
             for at, value in line.points
         ]
     return "".join([*parts, "</svg>"])
+
+
+def _dot(line: Line) -> str:
+    return line.css_class if len(line.points) <= _DOTS else f"{line.css_class} unseen"
 
 
 def _runs(points: Sequence[tuple[int, float]]) -> list[list[tuple[int, float]]]:

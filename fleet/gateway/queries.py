@@ -69,29 +69,8 @@ class Fleet:
         files = self._files("windows" if raw else "buckets")
         if not files:
             return []
-        if raw:
-            source = rollup.buckets_sql(
-                "read_parquet(getvariable('files'), hive_partitioning = true)", (metric,)
-            )
-        else:
-            source = "SELECT * FROM read_parquet(getvariable('files'), hive_partitioning = false)"
-        group = f"GROUP BY {', '.join((*by, 'bucket'))}"
-        window = f"OVER (PARTITION BY {', '.join(by)} ORDER BY bucket)" if by else "OVER (ORDER BY bucket)"
-        keys = "".join(f"{key}, " for key in by)
-        chosen = ", ".join(
-            f"min_by({rollup.middle_sql('bucket')}, bucket)"
-            " FILTER (WHERE below >= greatest(1, ceil(round(? * total, 6))))"
-            for _ in quantiles
-        )
-        sql = (
-            f"WITH merged AS (SELECT {keys}bucket, sum(n) AS n FROM ({source})"
-            f" WHERE metric = ? AND hour_ms >= ? AND hour_ms < ? {group}),"
-            f" ranked AS (SELECT {keys}bucket, sum(n) {window} AS below,"
-            f" sum(n) OVER ({'PARTITION BY ' + ', '.join(by) if by else ''}) AS total FROM merged)"
-            f" SELECT {keys}any_value(total), {chosen} FROM ranked"
-            f" {'GROUP BY ' + ', '.join(by) + ' ORDER BY ' + ', '.join(by) if by else ''}"
-        )
-        rows = self._ask(files, sql, [metric, since_ms, until_ms, *quantiles], threads)
+        sql = _percentiles_sql(metric, by, len(quantiles), raw=raw)
+        rows = self._ask(files, sql, [since_ms, until_ms, *quantiles], threads)
         return [
             Percentiles(
                 keys=dict(zip(by, row, strict=False)),
@@ -159,7 +138,7 @@ class Fleet:
         return [dict(zip((*names, "devices"), row, strict=True)) for row in rows]
 
     def quarantined(self) -> list[tuple[str, int]]:
-        """Windows kept apart, the commonest reasons first, numbers in them aside."""
+        """Windows kept apart, the commonest reasons first."""
         with _reading(self._folder) as connection:
             return connection.execute(
                 "SELECT reason, count(*) FROM quarantine GROUP BY reason ORDER BY count(*) DESC LIMIT 10"
@@ -174,6 +153,35 @@ class Fleet:
             connection.execute("SET VARIABLE files = ?", [files])
             rows: list[tuple[Any, ...]] = connection.execute(sql, bound).fetchall()
             return rows
+
+
+def _percentiles_sql(metric: str, by: Sequence[Key], quantiles: int, *, raw: bool) -> str:
+    """Bound values: first hour, end, and the quantiles."""
+    if raw:
+        hours = f"{rollup.HOUR} >= ? AND {rollup.HOUR} < ?"
+        windows = f"SELECT * FROM read_parquet(getvariable('files'), hive_partitioning = true) WHERE {hours}"
+        buckets = rollup.buckets_sql("chosen", (metric,), by)
+        source = f"WITH chosen AS NOT MATERIALIZED ({windows}) {buckets}"
+    else:
+        source = (
+            "SELECT * FROM read_parquet(getvariable('files'), hive_partitioning = false)"
+            f" WHERE metric = '{metric}' AND hour_ms >= ? AND hour_ms < ?"
+        )
+    keys = "".join(f"{key}, " for key in by)
+    partition = f"PARTITION BY {', '.join(by)}" if by else ""
+    group = f"GROUP BY {', '.join(by)} ORDER BY {', '.join(by)}" if by else ""
+    # As Histogram.quantile ranks: 0.07 * 100 is a little more than 7.
+    chosen = "".join(
+        f", min_by({rollup.middle_sql('bucket')}, bucket)"
+        " FILTER (WHERE below >= greatest(1, ceil(round(? * total, 6))))"
+        for _ in range(quantiles)
+    )
+    return (
+        f"WITH merged AS (SELECT {keys}bucket, sum(n) AS n FROM ({source}) GROUP BY {keys}bucket),"
+        f" ranked AS (SELECT {keys}bucket, sum(n) OVER ({partition} ORDER BY bucket) AS below,"
+        f" sum(n) OVER ({partition}) AS total FROM merged)"
+        f" SELECT {keys}any_value(total){chosen} FROM ranked {group}"
+    )
 
 
 def _reading(folder: Path) -> "contextlib.closing[sqlite3.Connection]":

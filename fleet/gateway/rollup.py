@@ -6,6 +6,8 @@ bucket). Hours are those of the windows' end on the device's clock.
 
 # ruff: noqa: S608  # names in the SQL are known ones; values are bound
 
+from collections.abc import Sequence
+
 from fleet.gateway.columns import ANOMALIES, HISTOGRAMS
 
 KEYS = ("hour_ms", "release", "model", "tier", "device_model", "backend")
@@ -25,8 +27,11 @@ ZERO = 0
 that their order is that of the values."""
 _BIAS = 1 << 19
 
-_HOUR = "end_ms // 3600000 * 3600000"
-_KEYS_OF_WINDOWS = f"{_HOUR} AS hour_ms, release, model, tier, device_model, backend"
+HOUR = "end_ms // 3600000 * 3600000"
+
+
+def _keys_of_windows(keys: Sequence[str]) -> str:
+    return "".join(f"{HOUR} AS hour_ms, " if key == "hour_ms" else f"{key}, " for key in keys)
 
 
 def hours_sql(windows: str) -> str:
@@ -38,17 +43,17 @@ def hours_sql(windows: str) -> str:
         f" max({name}.max) AS {name}_max"
         for name in METRICS
     )
-    return f"SELECT {_KEYS_OF_WINDOWS}, count(*) AS windows, {sums}, {means} FROM {windows} GROUP BY ALL"
+    return f"SELECT {_keys_of_windows(KEYS)}count(*) AS windows, {sums}, {means} FROM {windows} GROUP BY ALL"
 
 
-def buckets_sql(windows: str, metrics: tuple[str, ...] = METRICS) -> str:
-    """A SELECT of `buckets` over a table expression of windows, for some of the metrics."""
-    return " UNION ALL ".join(_buckets_of(windows, metric) for metric in metrics)
+def buckets_sql(windows: str, metrics: Sequence[str] = METRICS, keys: Sequence[str] = KEYS) -> str:
+    """A SELECT of `buckets` over a table expression of windows, for some of the metrics and keys."""
+    return " UNION ALL ".join(_buckets_of(windows, metric, keys) for metric in metrics)
 
 
-def _buckets_of(windows: str, metric: str) -> str:
+def _buckets_of(windows: str, metric: str, names: Sequence[str]) -> str:
     there = f"FROM {windows} WHERE {metric} IS NOT NULL"
-    keys = f"{_KEYS_OF_WINDOWS}, '{metric}' AS metric"
+    keys = f"{_keys_of_windows(names)}'{metric}' AS metric"
     positive = (
         f"SELECT {keys}, unnest(range({_BIAS} + {metric}.offset, {_BIAS} + {metric}.offset"
         f" + len({metric}.counts))) AS bucket, unnest({metric}.counts) AS n {there}"
@@ -59,7 +64,7 @@ def _buckets_of(windows: str, metric: str) -> str:
         f" + len({metric}.negative_counts))) AS bucket, unnest({metric}.negative_counts) AS n {there}"
         f" AND len({metric}.negative_counts) > 0"
     )
-    columns = ", ".join((*KEYS, "metric"))
+    columns = ", ".join((*names, "metric"))
     return (
         f"SELECT {columns}, CAST(bucket AS BIGINT) AS bucket, CAST(sum(n) AS BIGINT) AS n"
         f" FROM ({positive} UNION ALL {zero} UNION ALL {negative}) WHERE n > 0 GROUP BY ALL"

@@ -28,7 +28,7 @@ FIRST = _PLACE // 8
 _TEMPLATES = 8
 
 
-def bodies(count: int, windows: int) -> list[bytes]:
+def bodies(count: int, windows: int, *, first: int = 0) -> list[bytes]:
     """Compressed batches with their own sequence numbers, the same for every device."""
     rng = np.random.default_rng(7)
     templates = [
@@ -39,7 +39,9 @@ def bodies(count: int, windows: int) -> list[bytes]:
     for number in range(count):
         body = templates[number % len(templates)]
         for k in range(windows):
-            body = body.replace(str(_PLACE + k).encode(), str(FIRST + number * windows + k).encode())
+            body = body.replace(
+                str(_PLACE + k).encode(), str(FIRST + (first + number) * windows + k).encode()
+            )
         made.append(gzip.compress(body, 6))
     return made
 
@@ -97,11 +99,11 @@ async def run(port: int, requests: list[tuple[int, int, bytes]], connections: in
 
 
 def main() -> None:
-    """`gateway_load.py '{"port":…, "keys":[hex…], "bodies":…, "windows":…, "connections":…, "core":…}'`.
+    """Reads what to do as a line of JSON (port, keys in hex, bodies, windows, connections, core).
 
-    Signs, prints `ready`, waits for a line on stdin, sends, prints the result as one line of JSON.
+    Signs, prints `ready`, waits for another line, sends, prints the result as one line of JSON.
     """
-    given = json.loads(sys.argv[1])
+    given = json.loads(sys.stdin.readline())
     if given.get("core") is not None:
         os.sched_setaffinity(0, {given["core"]})
     keys = [DeviceKey(bytes.fromhex(key)) for key in given["keys"]]

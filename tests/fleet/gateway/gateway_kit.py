@@ -1,6 +1,7 @@
 """A real gateway in a process of its own, and devices that speak to it: for tests and the benchmark."""
 
 import base64
+import fcntl
 import gzip
 import http.client
 import json
@@ -10,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +21,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow.parquet as pq
 
 from fleet.device.credentials import DeviceKey
 from fleet.device.histogram import Histogram
@@ -32,7 +36,7 @@ from fleet.device.wire import (
     Versions,
     Window,
 )
-from fleet.gateway import serve
+from fleet.gateway import batch, database, parts, serve
 from fleet.gateway.limits import Limits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -227,3 +231,40 @@ def gateway(folder: Path, *, limits: Limits = FAST, preexec: Any = None, **optio
             process.kill()
             process.wait()
         process.stdout.close()
+
+
+def stored(folder, device):
+    """Sequence numbers of a device's windows that wait for compaction, as often as they are there."""
+    connection = database.reader(folder)
+    rows = connection.execute(
+        "SELECT taken, body FROM batches JOIN devices ON number = batches.device WHERE devices.device = ?",
+        (device,),
+    ).fetchall()
+    connection.close()
+    return sorted(
+        window.sequence
+        for taken, body in rows
+        for window in batch.decode_windows(gzip.decompress(body), array("H", taken).tolist())
+    )
+
+
+def windows_in(folder):
+    """(device, sequence) of every window, in Parquet or waiting, as often as it is there."""
+    with (folder / "compact.lock").open("w") as lock:  # a compaction outlives the gateway that was killed
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _windows_in(folder)
+
+
+def _windows_in(folder):
+    connection = database.opened(folder)
+    files = [folder / part.path for part in parts.live(connection, "windows")]
+    (through,) = connection.execute("SELECT value FROM progress").fetchone()
+    connection.execute("DELETE FROM batches WHERE id <= ?", (through,))
+    connection.close()
+    found = Counter()
+    for file in files:
+        rows = pq.ParquetFile(file).read(columns=["device", "sequence"]).to_pydict()
+        found.update(zip(rows["device"], rows["sequence"], strict=True))
+    for device in serve.devices(folder):
+        found.update((device.device, sequence) for sequence in stored(folder, device.device))
+    return found

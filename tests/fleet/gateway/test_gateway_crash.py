@@ -1,49 +1,24 @@
 """kill -9 of the gateway and of the compaction: every acknowledged window is there exactly once."""
 
 import asyncio
-import fcntl
 import random
 import shutil
 import subprocess
 import sys
 import threading
-from collections import Counter
 from pathlib import Path
 
 import gateway_kit as kit
 import pyarrow.parquet as pq
 import pytest
-from test_gateway_ingest import stored
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 import gateway_load as load
 
-from fleet.gateway import database, parts, serve
+from fleet.gateway import database, parts
 from fleet.gateway.compact import compact
 
 _PER_BODY, _BODIES = 15, 40
-
-
-def windows_in(folder):
-    """(device, sequence) of every window, in Parquet or waiting, as often as it is there."""
-    with (folder / "compact.lock").open("w") as lock:  # a compaction outlives the gateway that was killed
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return _windows_in(folder)
-
-
-def _windows_in(folder):
-    connection = database.opened(folder)
-    files = [folder / part.path for part in parts.live(connection, "windows")]
-    (through,) = connection.execute("SELECT value FROM progress").fetchone()
-    connection.execute("DELETE FROM batches WHERE id <= ?", (through,))
-    connection.close()
-    found = Counter()
-    for file in files:
-        rows = pq.ParquetFile(file).read(columns=["device", "sequence"]).to_pydict()
-        found.update(zip(rows["device"], rows["sequence"], strict=True))
-    for device in serve.devices(folder):
-        found.update((device.device, sequence) for sequence in stored(folder, device.device))
-    return found
 
 
 def test_a_killed_gateway_loses_nothing_that_it_acknowledged(tmp_path):
@@ -66,7 +41,7 @@ def test_a_killed_gateway_loses_nothing_that_it_acknowledged(tmp_path):
             timer.join()
         acknowledged |= set(result.acknowledged)
         left = [one for one in left if one not in acknowledged]
-        found = windows_in(folder)
+        found = kit.windows_in(folder)
         for device, body in acknowledged:
             for sequence in range(first[body], first[body] + _PER_BODY):
                 assert found[devices[device].key.device, sequence] == 1
@@ -77,7 +52,7 @@ def test_a_killed_gateway_loses_nothing_that_it_acknowledged(tmp_path):
         assert len(asyncio.run(load.run(running.port, wire, 8)).acknowledged) == len(left)
     while compact(folder):
         pass
-    found = windows_in(folder)
+    found = kit.windows_in(folder)
     assert set(found.values()) == {1}
     assert len(found) == 8 * _BODIES * _PER_BODY
     assert database.reader(folder).execute("SELECT count(*) FROM batches").fetchone() == (0,)
@@ -153,9 +128,9 @@ def test_a_killed_compaction_loses_and_doubles_nothing(filled):
         done = _compact_killed_at(folder, step)
         assert done.returncode == -9, done.stderr
         killed += 1
-        assert windows_in(folder) == expected
+        assert kit.windows_in(folder) == expected
         compact(folder)
-        assert windows_in(folder) == expected
+        assert kit.windows_in(folder) == expected
         assert _rolled_up(folder) == 60
         listed = {file for kind in ("windows", "hours", "buckets") for file in _listed(folder, kind)}
         assert {file for file in (folder / parts.FOLDER).rglob("*") if file.is_file()} == listed
@@ -191,7 +166,7 @@ def test_two_compactions_do_not_meet(filled):
     ]
     printed = [int(child.communicate()[0]) for child in children]
     assert sum(printed) == 40
-    assert windows_in(folder) == expected
+    assert kit.windows_in(folder) == expected
 
 
 def test_a_batch_that_cannot_be_read_any_more_is_kept(filled):
@@ -203,4 +178,4 @@ def test_a_batch_that_cannot_be_read_any_more_is_kept(filled):
     reason, raw = connection.execute("SELECT reason, raw FROM quarantine").fetchone()
     connection.close()
     assert (reason, raw) == ("stored, and unreadable now", b"\x00\x11\x22\x33")
-    assert len(windows_in(folder)) == len(expected) - 20
+    assert len(kit.windows_in(folder)) == len(expected) - 20

@@ -10,7 +10,6 @@ import gateway_kit as kit
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_gateway_ingest import stored
 
 from fleet.gateway.limits import Limits
 
@@ -243,7 +242,7 @@ def test_a_full_disk_acknowledges_nothing(tmp_path):
         assert device.send("GET", "/metrics").status == 200
     with kit.gateway(folder, compact_every_s=0) as running:
         device.port = running.port
-        assert stored(folder, device.key.device) == acknowledged
+        assert kit.stored(folder, device.key.device) == acknowledged
         assert device.upload(kit.batch_of([kit.window(n) for n in (0, 1_000_000)])).json()["accepted"] == 1
 
 

@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import threading
-from array import array
 from dataclasses import replace
 
 import gateway_kit as kit
@@ -33,21 +32,6 @@ def device(running):
     return running.client()
 
 
-def stored(folder, device):
-    """Sequence numbers of a device's windows that wait for compaction, as often as they are there."""
-    connection = database.reader(folder)
-    rows = connection.execute(
-        "SELECT taken, body FROM batches JOIN devices ON number = batches.device WHERE devices.device = ?",
-        (device,),
-    ).fetchall()
-    connection.close()
-    return sorted(
-        window.sequence
-        for taken, body in rows
-        for window in batch.decode_windows(gzip.decompress(body), array("H", taken).tolist())
-    )
-
-
 def test_a_window_is_stored_with_its_bytes(running, device):
     """The body lies in the store as it came, and the receipt counts its windows."""
     content = kit.batch_of([kit.window(k) for k in range(3)])
@@ -60,7 +44,7 @@ def test_a_window_is_stored_with_its_bytes(running, device):
         "quarantined": [],
     }
     assert abs(receipt["server_ms"] - kit.now_ms()) < 60_000
-    assert stored(running.folder, device.key.device) == [0, 1, 2]
+    assert kit.stored(running.folder, device.key.device) == [0, 1, 2]
 
 
 def test_repeats_and_disorder_change_nothing(running, device):
@@ -79,7 +63,7 @@ def test_repeats_and_disorder_change_nothing(running, device):
         thread.join()
     assert sum(answer["accepted"] for answer in answers) == 60
     assert sum(answer["duplicates"] for answer in answers) == 40
-    assert stored(running.folder, device.key.device) == list(range(60))
+    assert kit.stored(running.folder, device.key.device) == list(range(60))
 
 
 def test_two_devices_have_numbers_of_their_own(running, device):
@@ -96,7 +80,7 @@ def test_a_replayed_request_is_refused(running, device):
         device.send("POST", "/v1/windows", body, headers | {"Content-Encoding": "gzip"}) for _ in range(2)
     )
     assert (first.status, again.status, again.code) == (200, 409, "replay")
-    assert stored(running.folder, device.key.device) == [1]
+    assert kit.stored(running.folder, device.key.device) == [1]
 
 
 def test_a_request_that_was_tampered_with_is_refused(device):
@@ -150,7 +134,7 @@ def test_a_stolen_key_is_of_no_use_once_revoked(running, device):
     (token,) = serve.token(running.folder)
     assert device.enrol(token).code == "revoked"
     assert other.upload(kit.batch_of([kit.window(1)])).status == 200
-    assert stored(running.folder, device.key.device) == [1]
+    assert kit.stored(running.folder, device.key.device) == [1]
     assert [d.revoked_ms is None for d in serve.devices(running.folder) if d.device == device.key.device] == [
         False
     ]
