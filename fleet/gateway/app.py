@@ -154,8 +154,9 @@ class Gateway:
             await asyncio.sleep(_TIDY_S)
             self.free_bytes = _free(self.settings.folder)
             before_ms = now_ms() - 2 * MOST_SKEW_MS
-            with contextlib.suppress(Refusal):  # a full disk: the next second tries again
-                await self.store.run(partial(devices.forget_nonces, before_ms=before_ms))
+            if devices.has_nonces(self.store.read, before_ms=before_ms):
+                with contextlib.suppress(Refusal):  # a full disk: the next second tries again
+                    await self.store.run(partial(devices.forget_nonces, before_ms=before_ms))
 
 
 def _free(folder: Path) -> int:
@@ -317,12 +318,11 @@ async def metrics(gateway: Gateway, request: Request) -> Response:
     measured.commits.set(gateway.store.groups)
     measured.free_bytes.set(gateway.free_bytes)
     measured.devices.set(read.execute("SELECT count(*) FROM devices").fetchone()[0])
-    measured.pending.set(
-        read.execute(
-            "SELECT count(*) FROM batches WHERE id >"
-            " (SELECT value FROM progress WHERE name = 'compacted_through')"
-        ).fetchone()[0]
-    )
+    (pending,) = read.execute(
+        "SELECT max(0, (SELECT coalesce(max(id), 0) FROM batches) - value) FROM progress"
+        " WHERE name = 'compacted_through'"
+    ).fetchone()
+    measured.pending.set(pending)
     return Response(measured.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

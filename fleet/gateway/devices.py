@@ -138,6 +138,14 @@ def claim(connection: sqlite3.Connection, device: int, time_ms: int, nonce: str)
         )
 
 
+def has_nonces(connection: sqlite3.Connection, *, before_ms: int) -> bool:
+    """Whether there are any to forget: an idle gateway writes nothing."""
+    return (
+        connection.execute("SELECT 1 FROM nonces WHERE time_ms < ? LIMIT 1", (before_ms,)).fetchone()
+        is not None
+    )
+
+
 def forget_nonces(connection: sqlite3.Connection, *, before_ms: int) -> None:
     """Of requests that are too old to be taken whatever their nonce."""
     connection.execute("DELETE FROM nonces WHERE time_ms < ?", (before_ms,))

@@ -23,6 +23,7 @@ from fleet.gateway.limits import Limits
 from fleet.gateway.refusal import Refusal, shown, too_large
 from fleet.gateway.store import Store
 
+_OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 _DRAINED_BYTES, _DRAINED_S = 4 << 20, 2.0
 """Read and thrown away before an early answer: a client that is still sending would not see it otherwise."""
 
@@ -38,7 +39,9 @@ def address(request: Request) -> str:
 
 
 def is_local(request: Request) -> bool:
-    """Whether it comes from this machine."""
+    """Whether it comes from this machine, and not through a proxy on it."""
+    if any(name in request.headers for name in _OF_PROXIES):
+        return False
     try:
         return ipaddress.ip_address(address(request)).is_loopback
     except ValueError:

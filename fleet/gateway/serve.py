@@ -1,9 +1,14 @@
 """Starting a gateway, and what its operator does to the state beside it."""
 
+import contextlib
+import fcntl
 import ipaddress
 import os
 import resource
+import socket
+import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
@@ -19,6 +24,7 @@ from fleet.gateway.protocol import guarded
 
 HOST, PORT = "127.0.0.1", 8480
 _GRACEFUL_S = 10
+_BACKLOG = 1024
 _OWN_DESCRIPTORS = 256
 
 
@@ -55,7 +61,7 @@ def serve(
         Exit code.
 
     Raises:
-        UserError: no TLS for a host that others reach, or files that are not there.
+        UserError: no TLS for a host that others reach, files that are not there, a port or a state in use.
     """
     _check(host, certfile, keyfile, repository, insecure=insecure)
     prepare(folder)
@@ -87,14 +93,15 @@ def serve(
     )
     _allow_descriptors(bounds.connections)
     server = _Announcing(config)
-    server.run()
+    with _only(folder), _bound(host, port) as listening:
+        server.run(sockets=[listening])
     return 0 if server.started else 3
 
 
 class _Announcing(uvicorn.Server):
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        await super().startup(sockets)  # type: ignore[arg-type]
-        for bound in (socket for server in self.servers for socket in server.sockets):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for bound in sockets or []:
             host, port = bound.getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"
             shown = f"[{host}]" if ":" in host else host
@@ -107,6 +114,40 @@ def _allow_descriptors(connections: int) -> None:
     wanted = connections + _OWN_DESCRIPTORS
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+
+
+@contextlib.contextmanager
+def _only(folder: Path) -> Iterator[None]:
+    """Hold the state folder, whose store opens, for this process."""
+    with (folder / "serve.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            database.opened(folder).close()
+        except BlockingIOError as error:
+            raise UserError(
+                f"{folder} is served by another gateway",
+                allowed="one gateway for a state folder",
+                next_step="stop the other one, or give another --folder",
+            ) from error
+        except sqlite3.Error as error:
+            raise UserError(
+                f"{folder / database.FILE}: {error}",
+                allowed="the store of this version of the gateway",
+                next_step="serve it with the version that made it, or give another --folder",
+            ) from error
+        yield
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"{host} port {port}: {error}",
+            allowed="an address of this machine and a port that is free",
+            next_step="give another --port, or --port 0 for any free one",
+        ) from error
 
 
 def prepare(folder: Path) -> None:

@@ -165,7 +165,7 @@ def test_what_is_no_sample_with_consent_is_not_taken(  # noqa: PLR0917  # a tabl
 def test_raw_inputs_do_not_cross_a_network_in_the_clear(tmp_path):
     """From another machine plain HTTP is refused before anything is looked at, whatever a header claims."""
 
-    async def ask() -> list[tuple[int, str]]:
+    async def ask():
         app = create_app(Settings(folder=tmp_path, compact_every_s=0))
         got = []
         async with app.router.lifespan_context(app):
@@ -187,6 +187,14 @@ def test_raw_inputs_do_not_cross_a_network_in_the_clear(tmp_path):
         (401, "signature"),
         (403, "page"),
     ]
+
+
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "Via", "X-Real-IP"])
+def test_what_comes_through_a_proxy_is_not_local(device, header):
+    """A proxy on the gateway's machine does not make a stranger's request one of the operator's."""
+    for method, path in (("GET", "/"), ("GET", "/metrics"), ("POST", "/v1/samples")):
+        answer = device.send(method, path, headers={header: "127.0.0.1"})
+        assert (answer.status, answer.code) in {(403, "operator"), (403, "transport")}
 
 
 def _certificate(folder):
