@@ -1,5 +1,6 @@
 """A real gateway in a process of its own, and devices that speak to it: for tests and the benchmark."""
 
+import asyncio
 import base64
 import fcntl
 import gzip
@@ -14,6 +15,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -101,6 +103,12 @@ def batch_of(windows: list[Window], *, schema: int = SCHEMA) -> bytes:
 
 def with_tier(one: Window, tier: str) -> Window:
     return replace(one, environment=replace(one.environment, tier=tier))
+
+
+def run(coroutine: Any) -> Any:
+    """asyncio.run in a thread of its own: a browser of the same session keeps a loop running in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
 
 
 @dataclass

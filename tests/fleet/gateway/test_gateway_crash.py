@@ -1,6 +1,5 @@
 """kill -9 of the gateway and of the compaction: every acknowledged window is there exactly once."""
 
-import asyncio
 import random
 import shutil
 import subprocess
@@ -37,7 +36,7 @@ def test_a_killed_gateway_loses_nothing_that_it_acknowledged(tmp_path):
             wire = [(d, b, load.signed(devices[d].key, bodies[b])) for d, b in [*again, *left]]
             timer = threading.Timer(rng.uniform(0.1, 0.8), running.kill)
             timer.start()
-            result = asyncio.run(load.run(running.port, wire, 8))
+            result = kit.run(load.run(running.port, wire, 8))
             timer.join()
         acknowledged |= set(result.acknowledged)
         left = [one for one in left if one not in acknowledged]
@@ -49,7 +48,7 @@ def test_a_killed_gateway_loses_nothing_that_it_acknowledged(tmp_path):
     assert acknowledged
     with kit.gateway(folder, compact_every_s=0) as running:
         wire = [(d, b, load.signed(devices[d].key, bodies[b])) for d, b in left]
-        assert len(asyncio.run(load.run(running.port, wire, 8)).acknowledged) == len(left)
+        assert len(kit.run(load.run(running.port, wire, 8)).acknowledged) == len(left)
     while compact(folder):
         pass
     found = kit.windows_in(folder)

@@ -1,6 +1,5 @@
 """Raw inputs: only with consent and over a private way, laid out by device and day, and deleted for good."""
 
-import asyncio
 import base64
 import dataclasses
 import datetime as dt
@@ -179,7 +178,7 @@ def test_raw_inputs_do_not_cross_a_network_in_the_clear(tmp_path):
                     got.append(((await client.get("/")).status_code, "page"))
         return got
 
-    assert asyncio.run(ask()) == [
+    assert kit.run(ask()) == [
         (403, "transport"),
         (403, "transport"),
         (403, "page"),
