@@ -15,6 +15,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from fleet.device.errors import EdgeloopError, UserError
+from flows.fleet_cli import fleet
 from flows.interrupt import as_ctrl_c, leave
 from flows.release_cli import release
 from tasks.terminal import plain, plain_lines
@@ -42,6 +43,7 @@ def _version() -> str:
 
 app.version = _version
 app.command(release)
+app.command(fleet)
 
 
 @app.command
