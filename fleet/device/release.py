@@ -31,11 +31,12 @@ BUCKETS = 10_000
 MOST_FILE_BYTES = 2**31
 Tier = Literal["high", "mid", "low"]
 
-_Wrong = tuple[str, Any, str]
-"""Where, what was got, what is allowed."""
+_Check = tuple[bool, str, Any, str]
+"""Whether it fits, where, what was got, what is allowed."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+:-]{0,199}")
 _ENGINE = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
+_SHA256_SAID, _NAME_SAID = "64 hex digits", "a name of 1 to 200 letters, digits and ._+:-"
 _BACKENDS = ("CPU", "OPENCL", "VULKAN", "METAL")
 
 
@@ -102,7 +103,7 @@ class Release:
             UserError: another schema, a field too many or too few, a wrong type, a value out of range.
         """
         release = read_json(cls, data, what=RELEASE_TARGET, schema=RELEASE_SCHEMA)
-        _require(RELEASE_TARGET, _wrong_in_release(release))
+        _require(RELEASE_TARGET, _release_checks(release))
         return release
 
     def to_bytes(self) -> bytes:
@@ -213,7 +214,7 @@ class Policy:
             UserError: another schema, a field too many or too few, a wrong type, a value out of range.
         """
         policy = read_json(cls, data, what=POLICY_TARGET, schema=POLICY_SCHEMA)
-        _require(POLICY_TARGET, _wrong_in_policy(policy))
+        _require(POLICY_TARGET, _policy_checks(policy))
         return policy
 
     def to_bytes(self) -> bytes:
@@ -246,102 +247,96 @@ def engine_key(version: str) -> tuple[int, ...]:
     return numbers + (0,) * (4 - len(numbers))
 
 
-def _require(what: str, wrong: Iterator[_Wrong]) -> None:
-    for where, got, allowed in wrong:
-        raise UserError(
-            f"{what}: {where} = {ascii(got)[:80]}",
-            allowed=allowed,
-            next_step=f"write {what} anew with a value that is allowed",
-        )
+def _require(what: str, checks: Iterator[_Check]) -> None:
+    for fits, where, got, allowed in checks:
+        if not fits:
+            raise UserError(
+                f"{what}: {where} = {ascii(got)[:80]}",
+                allowed=allowed,
+                next_step=f"write {what} anew with a value that is allowed",
+            )
 
 
-def _wrong_in_release(release: Release) -> Iterator[_Wrong]:
-    if not 1 <= release.counter:
-        yield "counter", release.counter, "1 or more"
+def _release_checks(release: Release) -> Iterator[_Check]:
+    yield release.counter >= 1, "counter", release.counter, "1 or more"
     for name in ("model_version", "config_version", "monitor_version", "git_commit"):
-        if not _NAME.fullmatch(getattr(release, name)):
-            yield name, getattr(release, name), "a name of 1 to 200 letters, digits and ._+:-"
+        value = getattr(release, name)
+        yield bool(_NAME.fullmatch(value)), name, value, _NAME_SAID
     for name in ("engine_version", "engine_minimum"):
-        if not _ENGINE.fullmatch(getattr(release, name)):
-            yield name, getattr(release, name), "two to four numbers, like 3.6.1"
-            return
-    if engine_key(release.engine_minimum) > engine_key(release.engine_version):
-        yield "engine_minimum", release.engine_minimum, f"at most engine_version {release.engine_version}"
-    if not release.labels or "" in release.labels or len(set(release.labels)) != len(release.labels):
-        yield "labels", release.labels, "one or more names, each once"
-    if not 0 <= release.confidence_minimum <= 1:
-        yield "confidence_minimum", release.confidence_minimum, "0 to 1"
-    if not _SHA256.fullmatch(release.dvc_lock_sha256):
-        yield "dvc_lock_sha256", release.dvc_lock_sha256, "64 hex digits"
-    if not release.tiers:
-        yield "tiers", release.tiers, "at least one"
+        value = getattr(release, name)
+        yield bool(_ENGINE.fullmatch(value)), name, value, "two to four numbers, like 3.6.1"
+    ordered = engine_key(release.engine_minimum) <= engine_key(release.engine_version)
+    yield (
+        ordered,
+        "engine_minimum",
+        release.engine_minimum,
+        f"at most {release.engine_version}, engine_version",
+    )
+    labels = release.labels
+    distinct = bool(labels) and "" not in labels and len(set(labels)) == len(labels)
+    yield distinct, "labels", labels, "one or more names, each once"
+    yield 0 <= release.confidence_minimum <= 1, "confidence_minimum", release.confidence_minimum, "0 to 1"
+    yield _is_sha256(release.dvc_lock_sha256), "dvc_lock_sha256", release.dvc_lock_sha256, _SHA256_SAID
+    yield bool(release.tiers), "tiers", release.tiers, "at least one"
     for tier, plan in release.tiers.items():
-        yield from _wrong_in_plan(f"tiers.{tier}", plan)
+        where = f"tiers.{tier}"
+        if plan.action == "run":
+            yield from _plan_checks(where, plan)
+        else:
+            alone = plan == TierPlan(action="keep", waiver=plan.waiver, measured=plan.measured)
+            yield alone, where, "keep with a model", "keep alone"
 
 
-def _wrong_in_plan(where: str, plan: TierPlan) -> Iterator[_Wrong]:
-    if plan.action == "keep":
-        if plan != TierPlan(action="keep", waiver=plan.waiver, measured=plan.measured):
-            yield where, "keep with a model", "keep alone"
-        return
-    if not _NAME.fullmatch(plan.variant):
-        yield f"{where}.variant", plan.variant, "a name of 1 to 200 letters, digits and ._+:-"
-    for name in ("model", "golden"):
-        file: FileOf | None = getattr(plan, name)
-        if file is None:
-            yield f"{where}.{name}", None, "a file: sha256 and length"
-        elif not _SHA256.fullmatch(file.sha256):
-            yield f"{where}.{name}.sha256", file.sha256, "64 hex digits"
-        elif not 1 <= file.length <= MOST_FILE_BYTES:
-            yield f"{where}.{name}.length", file.length, f"1 to {MOST_FILE_BYTES} bytes"
-    if not _SHA256.fullmatch(plan.preprocess_sha256):
-        yield f"{where}.preprocess_sha256", plan.preprocess_sha256, "64 hex digits"
-    if not 0 < plan.golden_tolerance <= 1:
-        yield f"{where}.golden_tolerance", plan.golden_tolerance, "above 0, at most 1"
-    if not plan.measured and not plan.waiver:
-        yield f"{where}.waiver", plan.waiver, "who lets an unmeasured tier go, and why"
+def _plan_checks(where: str, plan: TierPlan) -> Iterator[_Check]:
+    yield bool(_NAME.fullmatch(plan.variant)), f"{where}.variant", plan.variant, _NAME_SAID
+    for name, file in (("model", plan.model), ("golden", plan.golden)):
+        yield file is not None, f"{where}.{name}", None, "a file: sha256 and length"
+        if file is not None:
+            yield _is_sha256(file.sha256), f"{where}.{name}.sha256", file.sha256, _SHA256_SAID
+            in_range = 1 <= file.length <= MOST_FILE_BYTES
+            yield in_range, f"{where}.{name}.length", file.length, f"1 to {MOST_FILE_BYTES} bytes"
+    digest = plan.preprocess_sha256
+    yield _is_sha256(digest), f"{where}.preprocess_sha256", digest, _SHA256_SAID
+    tolerance = plan.golden_tolerance
+    yield 0 < tolerance <= 1, f"{where}.golden_tolerance", tolerance, "above 0, at most 1"
+    answered_for = plan.measured or bool(plan.waiver)
+    yield answered_for, f"{where}.waiver", plan.waiver, "who lets an unmeasured tier go, and why"
 
 
-def _wrong_in_policy(policy: Policy) -> Iterator[_Wrong]:
-    if policy.version < 1:
-        yield "version", policy.version, "1 or more"
-    if "" in policy.tier_of:
-        yield "tier_of", policy.tier_of, "patterns that are not empty"
+def _policy_checks(policy: Policy) -> Iterator[_Check]:
+    yield policy.version >= 1, "version", policy.version, "1 or more"
+    yield "" not in policy.tier_of, "tier_of", policy.tier_of, "patterns that are not empty"
+    gpus = _BACKENDS[1:]
     for index, denied in enumerate(policy.deny):
-        if not denied.device_model or denied.backend not in _BACKENDS[1:]:
-            yield f"deny[{index}]", denied, f"a pattern, and one of {', '.join(_BACKENDS[1:])}"
+        known = bool(denied.device_model) and denied.backend in gpus
+        yield known, f"deny[{index}]", denied, f"a pattern, and one of {', '.join(gpus)}"
     for index, rule in enumerate(policy.upload):
-        if not 1 <= rule.every_s <= 7 * 86_400:
-            yield f"upload[{index}].every_s", rule.every_s, "1 s to 7 days"
-        if not 0 <= rule.share <= 1:
-            yield f"upload[{index}].share", rule.share, "0 to 1"
-    yield from _wrong_in_limits(policy.anomalies)
-    yield from _wrong_in_frames(policy.frames)
-    rollout = policy.rollout
-    if rollout.counter < 0:
-        yield "rollout.counter", rollout.counter, "0 or more"
-    if not 0 <= rollout.buckets <= BUCKETS:
-        yield "rollout.buckets", rollout.buckets, f"0 to {BUCKETS}"
-    if not 0 <= rollout.control <= BUCKETS:
-        yield "rollout.control", rollout.control, f"0 to {BUCKETS}"
-
-
-def _wrong_in_limits(limits: AnomalyLimits) -> Iterator[_Wrong]:
+        where = f"upload[{index}]"
+        yield 1 <= rule.every_s <= 7 * 86_400, f"{where}.every_s", rule.every_s, "1 s to 7 days"
+        yield 0 <= rule.share <= 1, f"{where}.share", rule.share, "0 to 1"
+    limits = policy.anomalies
     for name in ("latency_ms", "latency_times_p99", "memory_mb", "consecutive_failures"):
-        if not getattr(limits, name) > 0:
-            yield f"anomalies.{name}", getattr(limits, name), "above 0"
-    if not 0 <= limits.confidence <= 1:
-        yield "anomalies.confidence", limits.confidence, "0 to 1"
+        yield getattr(limits, name) > 0, f"anomalies.{name}", getattr(limits, name), "above 0"
+    yield 0 <= limits.confidence <= 1, "anomalies.confidence", limits.confidence, "0 to 1"
+    yield from _frame_checks(policy.frames)
+    rollout = policy.rollout
+    yield rollout.counter >= 0, "rollout.counter", rollout.counter, "0 or more"
+    for name in ("buckets", "control"):
+        value = getattr(rollout, name)
+        yield 0 <= value <= BUCKETS, f"rollout.{name}", value, f"0 to {BUCKETS}"
 
 
-def _wrong_in_frames(frames: FramePolicy) -> Iterator[_Wrong]:
-    if not 0 < frames.base_fps <= 1000:
-        yield "frames.base_fps", frames.base_fps, "above 0, at most 1000"
-    if not -50 <= frames.warm_c <= frames.hot_c <= frames.pause_c <= 150:
-        yield "frames", (frames.warm_c, frames.hot_c, frames.pause_c), "warm <= hot <= pause, -50 to 150 °C"
-    if not 0 <= frames.hysteresis_c <= 20:
-        yield "frames.hysteresis_c", frames.hysteresis_c, "0 to 20"
-    if not 0 <= frames.low_battery_percent <= 100:
-        yield "frames.low_battery_percent", frames.low_battery_percent, "0 to 100"
-    if not 0 < frames.memory_watermark <= 1:
-        yield "frames.memory_watermark", frames.memory_watermark, "above 0, at most 1"
+def _frame_checks(frames: FramePolicy) -> Iterator[_Check]:
+    yield 0 < frames.base_fps <= 1000, "frames.base_fps", frames.base_fps, "above 0, at most 1000"
+    degrees = (frames.warm_c, frames.hot_c, frames.pause_c)
+    rising = -50 <= degrees[0] <= degrees[1] <= degrees[2] <= 150
+    yield rising, "frames.warm_c, hot_c, pause_c", degrees, "rising, -50 to 150 °C"
+    yield 0 <= frames.hysteresis_c <= 20, "frames.hysteresis_c", frames.hysteresis_c, "0 to 20 °C"
+    percent = frames.low_battery_percent
+    yield 0 <= percent <= 100, "frames.low_battery_percent", percent, "0 to 100"
+    watermark = frames.memory_watermark
+    yield 0 < watermark <= 1, "frames.memory_watermark", watermark, "above 0, at most 1"
+
+
+def _is_sha256(text: str) -> bool:
+    return bool(_SHA256.fullmatch(text))

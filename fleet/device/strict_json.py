@@ -1,7 +1,7 @@
 """Strict JSON: bytes from outside become a frozen dataclass, or one UserError says where they are wrong.
 
-Nothing is guessed, dropped or converted, but for an integer where a number is meant. Dicts keep the order they
-were written in, because in some of them (`Policy.tier_of`) the first entry that fits wins.
+Nothing is guessed, dropped or converted, but for an integer where a number is meant. Dicts keep the order
+they were written in, because in some of them (`Policy.tier_of`) the first entry that fits wins.
 """
 
 import json
@@ -58,7 +58,7 @@ def read_json(
 
 
 def json_bytes(record: Any) -> bytes:
-    """A dataclass as compact JSON: fields in their order, dicts in theirs; the same record, the same bytes."""
+    """A dataclass as compact JSON, fields and dicts in their order: the same record, the same bytes."""
     text = json.dumps(asdict(record), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 

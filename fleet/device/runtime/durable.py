@@ -15,20 +15,19 @@ def write_durably(path: Path, data: bytes) -> None:
     """Replace `path` by `data`: whoever reads it, and whenever, finds the old bytes or the new ones.
 
     Raises:
-        UpdateRefusedError: reason `disk`; the old file is as it was, and nothing is left beside it.
+        OSError: the disk; the old file is as it was, and nothing is left beside it.
     """
-    with disk_errors(path):
-        descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(beside).replace(path)
-        except BaseException:
-            Path(beside).unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(beside).replace(path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Bytes from one repository over HTTP: no redirects, no proxies, no other host, bounded in time and length.
 
-Plain http is for loopback only; elsewhere it is https, with the system's certificates or a context of the app.
+Plain http is for loopback only; elsewhere it is https, with the system's certificates or the app's context.
 """
 
 import contextlib

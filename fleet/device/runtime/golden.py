@@ -1,6 +1,6 @@
 """Golden inputs: images and the logits that a variant answered where it was proven.
 
-A device runs them before it trusts a model: another driver, another kernel or a wrong preprocessing shows here.
+A device runs them before it trusts a model: another driver or kernel, or a wrong preprocessing, shows here.
 """
 
 import io
@@ -23,9 +23,10 @@ _NAMES = ("images", "labels", "logits")
 class Golden:
     """N images and what they came to."""
 
-    images_NHWC: npt.NDArray[np.uint8]
-    """RGB, all of one size."""
-    logits_NC: npt.NDArray[np.float32]
+    images: npt.NDArray[np.uint8]
+    """[N, H, W, 3], RGB."""
+    logits: npt.NDArray[np.float32]
+    """[N, classes]."""
     labels: tuple[str, ...]
     """Names in the order of the logits."""
 
@@ -38,7 +39,7 @@ class Golden:
         if wrong := _wrong(self):
             raise UserError(wrong, allowed=_ALLOWED, next_step="make the golden inputs anew")
         out = io.BytesIO()
-        np.savez(out, images=self.images_NHWC, logits=self.logits_NC, labels=np.array(self.labels))
+        np.savez(out, images=self.images, logits=self.logits, labels=np.array(self.labels))
         return out.getvalue()
 
     @classmethod
@@ -61,15 +62,15 @@ class Golden:
             raise UpdateRefusedError("golden", f"no .npz of plain arrays: {error}") from error
         if labels.dtype.kind != "U" or labels.ndim != 1:
             raise UpdateRefusedError("golden", f"labels of dtype {labels.dtype}, allowed {_ALLOWED}")
-        golden = cls(images_NHWC=images, logits_NC=logits, labels=tuple(map(str, labels)))
+        golden = cls(images=images, logits=logits, labels=tuple(map(str, labels)))
         if wrong := _wrong(golden):
             raise UpdateRefusedError("golden", f"{wrong}, allowed {_ALLOWED}")
         return golden
 
     def difference(self, logits_NC: npt.NDArray[np.float32]) -> float:
         """Largest |difference| of a logit, as a share of the range of the golden logits; infinite for NaN."""
-        range_of = float(self.logits_NC.max() - self.logits_NC.min()) or 1.0
-        largest = float(np.abs(logits_NC - self.logits_NC).max())
+        range_of = float(self.logits.max() - self.logits.min()) or 1.0
+        largest = float(np.abs(logits_NC - self.logits).max())
         return largest / range_of if np.isfinite(largest) else float("inf")
 
 
@@ -81,7 +82,7 @@ _ALLOWED = (
 
 def _wrong(golden: Golden) -> str:
     """What is wrong with the arrays; empty if nothing."""
-    images, logits = golden.images_NHWC, golden.logits_NC
+    images, logits = golden.images, golden.logits
     fits = (
         images.dtype == np.uint8
         and images.ndim == 4

@@ -22,7 +22,7 @@ from fleet.device.release import (
     Tier,
     TierPlan,
 )
-from fleet.device.runtime.durable import FolderLock, write_durably
+from fleet.device.runtime.durable import FolderLock, disk_errors, write_durably
 from fleet.device.runtime.refusal import UpdateRefusedError
 from fleet.device.runtime.slots import Entry, Slots
 from fleet.device.runtime.store import Store
@@ -93,7 +93,8 @@ class Home:
         Raises:
             UpdateRefusedError: reason `disk`; then the one before is obeyed.
         """
-        write_durably(self._policy_file, sealed.to_bytes())
+        with disk_errors(self._policy_file):
+            write_durably(self._policy_file, sealed.to_bytes())
         self.policy = policy
 
     def plan_of(self, entry: Entry) -> tuple[Release, TierPlan]:
@@ -120,7 +121,7 @@ class Home:
         return all(self.store.has(file) for file in release.files_of(entry.tier))
 
     def tidy(self) -> None:
-        """Remove the files of releases that are gone; not while a slot cannot be read: they may be its own."""
+        """Remove the files of releases that are gone; but none while a slot cannot be read."""
         state = self.slots.state
         with contextlib.suppress(UpdateRefusedError):
             files = [

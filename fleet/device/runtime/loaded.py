@@ -1,4 +1,4 @@
-"""A release's model in memory: proven before it answers, sessions reused, closed when its last request ended."""
+"""A release's model in memory: proven before it answers, sessions reused, closed after its last request."""
 
 import threading
 from collections.abc import Iterator
@@ -187,8 +187,8 @@ class LoadedModel:
         logits: npt.NDArray[np.float32] = next(iter(outputs.values())).reshape(-1)
         if logits.size != len(self.how.release.labels) or not np.isfinite(logits).all():
             raise AbnormalOutputError(
-                f"{self.how.plan.variant}: {logits.size} logits, {int((~np.isfinite(logits)).sum())} not finite,"
-                f" for {len(self.how.release.labels)} labels"
+                f"{self.how.plan.variant}: {logits.size} logits for {len(self.how.release.labels)} labels,"
+                f" {int((~np.isfinite(logits)).sum())} of them not finite"
             )
         return logits
 
@@ -236,15 +236,15 @@ class LoadedModel:
         try:
             with self._session() as session:
                 self._check_shapes(session)
-            logits = np.stack([self._logits(image) for image in golden.images_NHWC])
+            logits = np.stack([self._logits(image) for image in golden.images])
         except (EngineError, UserError) as error:
             raise UpdateRefusedError("model", str(error)) from error
         difference = golden.difference(logits)
         if not difference <= self.how.plan.golden_tolerance:
             raise UpdateRefusedError(
                 "golden",
-                f"{self.how.plan.variant} on {self.how.config_name}: {difference:.2g} of the range of the logits"
-                f" away from what it was proven with, allowed {self.how.plan.golden_tolerance:g}",
+                f"{self.how.plan.variant} on {self.how.config_name} is {difference:.2g} of the range of the"
+                f" logits away from what it was proven with, allowed {self.how.plan.golden_tolerance:g}",
             )
 
     def _check_shapes(self, session: Session) -> None:

@@ -3,8 +3,8 @@
     slots/COUNTER.json      a sealed release, written once
     state.json              which of them is active, and how far it is to be trusted
 
-A slot is never changed, and `state.json` is replaced as a whole: whenever the process ends, the next one finds
-a state from before or after a step, and both name a release that is completely there.
+A slot is never changed, and `state.json` is replaced as a whole: whenever the process ends, the next one
+finds a state from before or after a step, and both name a release that is completely there.
 
     trying  ->  good        it answered its first inferences
             ->  bad         load, self-test or one of them failed, or the process ended again and again
@@ -83,7 +83,8 @@ class Slots:
         """
         if entry.name in self.state.bad:
             raise UpdateRefusedError("bad", f"release {entry.name} failed here: {self.state.bad[entry.name]}")
-        write_durably(self.path(entry.counter), sealed.to_bytes())
+        with disk_errors(self._folder):
+            write_durably(self.path(entry.counter), sealed.to_bytes())
         state = self.state
         good = state.active if state.status == "good" and state.active != entry else state.previous
         self._write(
@@ -143,7 +144,8 @@ class Slots:
             sync_folder(self._folder)
 
     def _write(self, state: State) -> None:
-        write_durably(self._file, json_bytes(state))
+        with disk_errors(self._file):
+            write_durably(self._file, json_bytes(state))
         self.state = state
 
     def _read(self) -> State:

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuf.api.exceptions import RepositoryError
-from tuf.api.metadata import Metadata, Root, Targets
+from tuf.api.metadata import (  # type: ignore[attr-defined]  # it does not list what it passes on
+    Metadata,
+    Root,
+    Targets,
+)
 from tuf.api.serialization import DeserializationError
 
 from fleet.device.errors import UserError

@@ -5,17 +5,22 @@ here is what it leaves to its user: which URL, how long, what an error means to 
 """
 
 import contextlib
-import datetime
+import datetime as dt
 import json
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
 from tuf.api import exceptions
-from tuf.api.metadata import Metadata, Root, TargetFile, Timestamp
+from tuf.api.metadata import (  # type: ignore[attr-defined]  # it does not list what it passes on
+    Metadata,
+    Root,
+    TargetFile,
+    Timestamp,
+)
 from tuf.api.serialization import DeserializationError
-from tuf.ngclient import Updater as TufUpdater
-from tuf.ngclient import UpdaterConfig
+from tuf.ngclient.config import UpdaterConfig
+from tuf.ngclient.updater import Updater as TufUpdater
 
 from fleet.device.release import FILES, POLICY_TARGET, FileOf
 from fleet.device.runtime.durable import disk_errors
@@ -25,7 +30,7 @@ from fleet.device.runtime.store import Store
 from fleet.device.runtime.trust import SCHEMA, Sealed, Signer
 from fleet.device.strict_json import MOST_BYTES
 
-_LONGEST_FRESH = datetime.timedelta(days=90)
+_LONGEST_FRESH = dt.timedelta(days=90)
 """A timestamp is signed for days; one that is good for longer than this means that the clock is wrong."""
 _REASONS: tuple[tuple[type[Exception], Reason], ...] = (
     (exceptions.ExpiredMetadataError, "expired"),
@@ -88,7 +93,7 @@ class Updater:
         with _as_refusals():
             self._tuf.refresh()
             timestamp = Metadata[Timestamp].from_file(str(self._folder / "timestamp.json")).signed
-        now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 - as python-tuf has it
+        now = dt.datetime.now(dt.UTC)
         if timestamp.expires - now > _LONGEST_FRESH:
             raise UpdateRefusedError(
                 "clock",
