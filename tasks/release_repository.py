@@ -19,14 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from securesystemslib.exceptions import StorageError
-from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import (  # type: ignore[attr-defined]  # it does not list what it passes on
     DelegatedRole,
     Delegations,
-    Key,
     Metadata,
     MetaFile,
     Root,
@@ -49,67 +46,13 @@ from fleet.device.release import (
     Release,
 )
 from fleet.device.runtime.durable import sync_folder, write_durably
+from tasks.release_keys import Keys
 
 TIMESTAMP_DAYS, OTHERS_DAYS = 7, 365
 _TOP = ("root", "targets", "snapshot", "timestamp")
 _SECOND = "reviewer"
 """Signs releases too, where two must."""
 _POLICY = "policy"
-
-
-class Keys:
-    """Private keys in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        """Keys lie, or will lie, in `folder`."""
-        self._folder = folder
-
-    def make(self, name: str) -> Key:
-        """A new key that only its owner may read.
-
-        Raises:
-            UserError: there is one already.
-        """
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        signer = CryptoSigner.generate_ed25519()
-        try:
-            descriptor = os.open(self._path(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError as error:
-            raise UserError(
-                f"{self._path(name)} exists",
-                allowed="a folder without keys for a new repository",
-                next_step="give another folder, or go on with the repository of these keys",
-            ) from error
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(signer.private_bytes)
-            file.flush()
-            os.fsync(file.fileno())
-        return signer.public_key
-
-    def signer(self, name: str) -> CryptoSigner:
-        """The key of a role, to sign with.
-
-        Raises:
-            UserError: it is not here, no key, or others may read it.
-        """
-        path = self._path(name)
-        try:
-            if path.stat().st_mode & 0o077:
-                raise _no_key(path, f"mode {path.stat().st_mode & 0o777:o}")
-            return CryptoSigner(load_pem_private_key(path.read_bytes(), None))
-        except (OSError, ValueError) as error:
-            raise _no_key(path, str(error)) from error
-
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.pem"
-
-
-def _no_key(path: Path, why: str) -> UserError:
-    return UserError(
-        f"key {path}: {why}",
-        allowed="an Ed25519 key in PEM that only its owner may read (mode 600)",
-        next_step="bring the key here, chmod 600",
-    )
 
 
 @dataclass
@@ -252,9 +195,11 @@ class ReleaseRepository:
         signed_root = Metadata(root)
         signed_root.sign(self._keys.signer("root"))
         write_durably(self._metadata / "1.root.json", signed_root.to_bytes())
-        role = DelegatedRole(_POLICY, [public[_POLICY].keyid], 1, terminating=True, paths=[POLICY_TARGET])
+        delegated = DelegatedRole(
+            _POLICY, [public[_POLICY].keyid], 1, terminating=True, paths=[POLICY_TARGET]
+        )
         targets = Targets(expires=_in_days(OTHERS_DAYS))
-        targets.delegations = Delegations({public[_POLICY].keyid: public[_POLICY]}, {_POLICY: role})
+        targets.delegations = Delegations({public[_POLICY].keyid: public[_POLICY]}, {_POLICY: delegated})
         current = _Current(
             timestamp=Metadata(Timestamp(expires=_in_days(TIMESTAMP_DAYS))),
             snapshot=Metadata(Snapshot(expires=_in_days(OTHERS_DAYS))),
@@ -388,7 +333,7 @@ class ReleaseRepository:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """One publisher at a time; a second one waits."""
-        with (self._metadata / ".lock").open("w") as lock:
+        with (self.folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
