@@ -72,7 +72,10 @@ class Fetcher(FetcherInterface):
         if not url.startswith(self.url) or ".." in parts.path.split("/") or not set(parts.path) <= _CLEAN:
             raise DownloadError(f"{url} is not below {self.url}")
         connection = self._connection()
-        watchdog = threading.Timer(deadline_s, _cut, (connection,))
+        with _as_download_errors(url):
+            connection.connect()
+        # The socket itself: the connection forgets it once it knows that the server will close it.
+        watchdog = threading.Timer(deadline_s, _cut, (connection.sock,))
         watchdog.daemon = True
         watchdog.start()
         try:
@@ -154,12 +157,10 @@ def _start_of(response: http.client.HTTPResponse, offset: int, url: str) -> int:
     return offset
 
 
-def _cut(connection: http.client.HTTPConnection) -> None:
+def _cut(opened: socket.socket) -> None:
     """End a request that takes too long, from another thread: the reader sees the end of the stream."""
-    opened = connection.sock
-    if opened is not None:
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(opened, socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager

@@ -174,8 +174,8 @@ def _answer(request: http.server.BaseHTTPRequestHandler, server: Server) -> None
         return
     path = server.folder / request.path.lstrip("/")
     content = path.read_bytes() if path.is_file() else None
-    if server.tamper:
-        content = server.tamper(request.path, content if content is not None else b"")
+    if server.tamper and content is not None:
+        content = server.tamper(request.path, content)
     if content is None:
         request.send_error(404)
         return
