@@ -44,16 +44,12 @@ class Store:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise UpdateRefusedError("hash", f"{path}: {error.strerror}") from error
-        with os.fdopen(descriptor, "rb") as opened:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise UpdateRefusedError("hash", f"{path} is no plain file")
-            if found.st_size != file.length:
-                raise UpdateRefusedError("length", f"{path}: {found.st_size} bytes, signed are {file.length}")
-            try:
-                digest = hashlib.file_digest(opened, "sha256").hexdigest()
-            except OSError as error:
-                raise UpdateRefusedError("hash", f"{path}: {error.strerror}") from error
+        try:
+            digest = self._digest(descriptor, path, file)
+        except OSError as error:
+            raise UpdateRefusedError("hash", f"{path}: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
         if digest != file.sha256:
             raise UpdateRefusedError("hash", f"{path} has SHA-256 {digest}")
 
@@ -100,6 +96,15 @@ class Store:
             for path in self._folder.iterdir():
                 if path.name.removesuffix(_PART) not in names:
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def _digest(self, descriptor: int, path: Path, file: FileOf) -> str:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UpdateRefusedError("hash", f"{path} is no plain file")
+        if found.st_size != file.length:
+            raise UpdateRefusedError("length", f"{path}: {found.st_size} bytes, signed are {file.length}")
+        with open(descriptor, "rb", closefd=False) as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
 
     def _usable(self, part: Path, file: FileOf) -> int:
         """Bytes of an earlier download; anything but a plain, shorter file is removed."""

@@ -20,3 +20,11 @@ def rig(tmp_path, built):
     ReleaseRepository.create(tmp_path / "repository", tmp_path / "keys", demo=True)
     with serving(tmp_path / "repository") as server:
         yield Rig(tmp_path, *built, server)
+
+
+@pytest.fixture(scope="session")
+def trap(tmp_path_factory):
+    """A model that answers the golden images, and not-a-number where an image is dark; with its golden."""
+    folder = tmp_path_factory.mktemp("trap")
+    model = make_model(folder, 9, trap=True)
+    return model, write_golden(model, folder / "trap.npz")

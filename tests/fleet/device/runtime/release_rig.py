@@ -39,20 +39,30 @@ PHONE = DeviceInfo(
 )  # fmt: skip
 
 
-def make_model(folder: Path, seed: int, classes: int = len(LABELS)) -> Path:
-    """A linear classifier of 16 px images."""
-    weight = np.random.default_rng(seed).standard_normal((classes, 3, SIDE, SIDE)).astype(np.float32) / 20
+def make_model(folder: Path, seed: int, *, trap: bool = False) -> Path:
+    """A linear classifier of 16 px images; with `trap` one that takes the root of a dark image's brightness."""
+    classes = len(LABELS)
+    weights = {"w": np.random.default_rng(seed).standard_normal((classes, 3, SIDE, SIDE)) / 20}
+    nodes = [helper.make_node("Conv", ["input", "w"], ["y"])]
+    if trap:
+        weights |= {"ones": np.ones((1, 3, SIDE, SIDE)) / (3 * SIDE**2), "one": np.ones((1, 1, 1, 1))}
+        nodes += [
+            helper.make_node("Conv", ["input", "ones"], ["mean"]),
+            helper.make_node("Add", ["mean", "one"], ["bright"]),
+            helper.make_node("Sqrt", ["bright"], ["root"]),
+            helper.make_node("Add", ["y", "root"], ["z"]),
+        ]
+    nodes.append(helper.make_node("Flatten", ["z" if trap else "y"], ["logits"]))
     graph = helper.make_graph(
-        [helper.make_node("Conv", ["input", "w"], ["y"]), helper.make_node("Flatten", ["y"], ["logits"])],
+        nodes,
         "g",
         [helper.make_tensor_value_info("input", TensorProto.FLOAT, [1, 3, SIDE, SIDE])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, classes])],
-        [numpy_helper.from_array(weight, "w")],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
     )
     source, target = folder / f"{seed}.onnx", folder / f"{seed}.mnn"
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), source
-    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), source)
     convert(source, target)
     return target
 
@@ -69,9 +79,9 @@ def write_golden(model: Path, target: Path, labels: tuple[str, ...] = LABELS) ->
     return target
 
 
-def plan(variant: str, model: Path, golden: Path, **changes: object) -> TierPlan:
+def plan(variant: str, model: Path, golden: Path) -> TierPlan:
     """What a tier runs."""
-    made = TierPlan(
+    return TierPlan(
         action="run",
         variant=variant,
         model=file_of(model),
@@ -82,7 +92,6 @@ def plan(variant: str, model: Path, golden: Path, **changes: object) -> TierPlan
         golden_tolerance=1e-3,
         measured=True,
     )
-    return replace(made, **changes)
 
 
 def release(counter: int, tier_plan: TierPlan, **changes: object) -> Release:
@@ -210,13 +219,12 @@ class Rig:
         return made
 
     def plan(self, model: int = 0, **changes: object) -> TierPlan:
-        return plan(f"v{model}", self.models[model], self.goldens[model], **changes)
+        """What runs one of the models."""
+        return replace(plan(f"v{model}", self.models[model], self.goldens[model]), **changes)
 
     def runtime(self, device: DeviceInfo = PHONE, **others: object) -> Runtime:
         """The device's runtime; 3 inferences prove a release."""
-        return Runtime(
-            self.home, device, **{"root": self.repository.root, "trial_inferences": 3, **others}
-        )
+        return Runtime(self.home, device, **{"root": self.repository.root, "trial_inferences": 3, **others})
 
     def expected(self, model: int, image: np.ndarray = IMAGES[0]) -> np.ndarray:
         return logits_of(self.models[model], image[None])[0]

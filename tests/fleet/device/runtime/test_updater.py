@@ -121,9 +121,7 @@ def test_a_policy_key_signs_no_release(rig: Rig):
 def test_a_release_that_needs_two_signatures(tmp_path, built, monkeypatch):
     """With a threshold of two the pipeline's key alone makes no release."""
     reviewer = tmp_path / "reviewer"
-    ReleaseRepository.create(
-        tmp_path / "repository", tmp_path / "keys", threshold=2, reviewer_keys=reviewer
-    )
+    ReleaseRepository.create(tmp_path / "repository", tmp_path / "keys", threshold=2, reviewer_keys=reviewer)
     with serving(tmp_path / "repository") as server:
         rig = Rig(tmp_path, *built, server)
         rig.repository = ReleaseRepository(tmp_path / "repository", tmp_path / "keys", reviewer_keys=reviewer)
