@@ -188,7 +188,7 @@ def test_an_engine_that_changed_under_a_release(rig: Rig):
         update(runtime, rig)
         prove(runtime)
     with rig.runtime(replace(PHONE, engine_version="99.0.0")) as runtime:
-        with pytest.raises(UpdateRefusedError, match="engine 99.0.0 is installed") as refused:
+        with pytest.raises(UpdateRefusedError, match=r"engine 99\.0\.0 is installed") as refused:
             runtime.predict(IMAGES[0])
         assert refused.value.reason == "engine"
     with rig.runtime() as runtime:
@@ -243,7 +243,7 @@ def test_the_monitor_hears_of_a_failure_that_another_release_answered(rig: Rig, 
     ],
 )
 def test_records_that_are_none(rig: Rig, changes, reason):
-    """A release whose preprocessing or config is not what it claims is refused before anything is downloaded."""
+    """A release whose preprocessing or config is not what it claims is refused before it is downloaded."""
     rig.publish(1, tiers={"high": rig.plan(0, **changes)})
     with rig.runtime() as runtime, pytest.raises(UpdateRefusedError) as refused:
         update(runtime, rig)

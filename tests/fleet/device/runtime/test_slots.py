@@ -1,11 +1,11 @@
 """Two releases on a device: what fails falls back, and a kill at any moment leaves something that runs."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ loaded.Session = crash
 
 def _child(rig: Rig, body: str, patch: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     code = _CHILD.format(
-        tests=os.path.dirname(__file__),
+        tests=str(Path(__file__).parent),
         root=str(rig.folder / "repository/metadata/1.root.json"),
         home=str(rig.home),
         patch=patch,
@@ -176,7 +176,7 @@ def test_a_tolerance_decides_the_self_test(rig: Rig, tolerance, runs):
         if runs:
             assert update(runtime, rig).release == 1
         else:
-            with pytest.raises(UpdateRefusedError, match="golden.*is 0.01 of the range"):
+            with pytest.raises(UpdateRefusedError, match=r"golden.*is 0.01 of the range"):
                 update(runtime, rig)
 
 

@@ -1,12 +1,12 @@
 """Hostile and broken repositories: what is refused, why, and that what ran goes on."""
 
 import json
-import os
 import shutil
 import ssl
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from release_rig import IMAGES, Rig, prove, serving, update
@@ -286,7 +286,7 @@ def test_a_clock_in_1970(rig: Rig, tmp_path):
     rig.runtime().close()
     code = textwrap.dedent(f"""
         import datetime as dt, sys, pathlib
-        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
         class Early(dt.datetime):
             @classmethod
             def now(cls, tz=None):
@@ -314,7 +314,7 @@ def test_a_full_disk(running, rig: Rig, tmp_path):
     running.close()
     script = textwrap.dedent(f"""
         import resource, sys, pathlib
-        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
         from release_rig import IMAGES, PHONE
         from fleet.device.runtime import Runtime, UpdateRefusedError
         root = pathlib.Path({str(rig.folder / "repository/metadata/1.root.json")!r}).read_bytes()
