@@ -149,7 +149,7 @@ def test_two_signatures(tmp_path, files):
         tmp_path / "repository", tmp_path / "keys", threshold=2, reviewer_keys=tmp_path / "reviewer"
     )
     pipeline = ReleaseRepository(tmp_path / "repository", tmp_path / "keys")
-    with pytest.raises(UserError, match="reviewer.pem"):
+    with pytest.raises(UserError, match=r"reviewer\.pem"):
         pipeline.publish_release(_release(1, files), files)
     assert pipeline.release() is None
     pipeline.publish_policy(policy(1))
@@ -208,7 +208,7 @@ def test_two_publishers(repository, files):
 
 
 def test_a_publisher_that_is_killed(repository, tmp_path, files):
-    """Whichever write it dies at, devices see the old release or the new one, and the next publisher goes on."""
+    """Whichever write it dies at, devices see the old release or the new one, the next publisher goes on."""
     repository.publish_release(_release(1, files), files)
     code = textwrap.dedent(f"""
         import os, signal, sys, pathlib

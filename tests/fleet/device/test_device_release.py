@@ -129,9 +129,8 @@ def test_a_wrong_value_is_named(record, path, value):
     _set(path, value)(changed)
     with pytest.raises(UserError) as error:
         type(record).parse(json.dumps(changed).encode())
-    assert (
-        any(name in str(error.value) for name in path.split(".")) or value != value or value == float("inf")
-    )
+    said = str(error.value)
+    assert any(name in said for name in path.split(".")) or "finite numbers" in said
 
 
 @pytest.mark.parametrize("kind", [Release, Policy])

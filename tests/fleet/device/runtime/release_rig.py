@@ -40,7 +40,7 @@ PHONE = DeviceInfo(
 
 
 def make_model(folder: Path, seed: int, *, trap: bool = False) -> Path:
-    """A linear classifier of 16 px images; with `trap` one that takes the root of a dark image's brightness."""
+    """A linear classifier of 16 px images; with `trap` one that takes a root of the brightness."""
     classes = len(LABELS)
     weights = {"w": np.random.default_rng(seed).standard_normal((classes, 3, SIDE, SIDE)) / 20}
     nodes = [helper.make_node("Conv", ["input", "w"], ["y"])]

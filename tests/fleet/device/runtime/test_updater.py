@@ -332,6 +332,16 @@ def test_a_full_disk(running, rig: Rig, tmp_path):
         assert update(runtime, rig).release == 2
 
 
+def test_a_link_in_the_place_of_a_download(running, rig: Rig, tmp_path):
+    """A download is not written through a link that somebody laid."""
+    made = rig.publish(2, model=1)
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"mine")
+    (rig.home / "files" / f"{made.tiers['high'].model.sha256}.part").symlink_to(precious)
+    assert update(running, rig).release == 2
+    assert precious.read_bytes() == b"mine"
+
+
 def test_a_newer_root_is_followed(running, rig: Rig):
     """The root hands over to new keys; a device follows, and what it has stays proven after a restart."""
     repository = rig.repository
