@@ -39,11 +39,11 @@ from tasks.release_repository import ReleaseRepository, file_of  # noqa: E402
 CYCLES, THREADS, SWAPS = 10_000, 2, 40
 VARIANTS = ("mbv3s-p30-fp32-r48", "mbv3s-p30-i8-r48")
 _TEXT = (
-    "Cycles: load (files hashed, golden inputs run), one answer, unload. Swaps: requests go on in threads while"
-    " the device changes from one release to the other and back; `during` are requests that were under way"
-    " between an update's start and its end. Publisher, server and device are one process here, so the requests"
-    " outside a swap wait for the publisher; its memory is that of the benchmark too. Updates: bytes of all"
-    " bodies received over HTTP, metadata included."
+    "Cycles: load (files hashed, golden inputs run), one answer, unload. Swaps: requests go on in threads"
+    " while the device changes from one release to the other and back; `during` are requests that were under"
+    " way between an update's start and its end. Publisher, server and device are one process here, so the"
+    " requests outside a swap wait for the publisher; its memory is that of the benchmark too. Updates: bytes"
+    " of all bodies received over HTTP, metadata included."
 )
 
 

@@ -118,7 +118,7 @@ class LoadedModel:
         self._preprocess: Preprocess = preprocess_of(how.plan)
         self._free = threading.Condition()
         self._idle: list[Session] = []
-        self._opened = 0
+        self._opened, self._most = 0, MOST_SESSIONS
         self._users = 0
         self._retired = False
         try:
@@ -195,26 +195,31 @@ class LoadedModel:
     @contextmanager
     def _session(self) -> Iterator[Session]:
         """A session that nobody else uses meanwhile; the one used last, whose buffers are warm."""
-        with self._free:
-            while not self._idle and self._opened >= MOST_SESSIONS:
-                self._free.wait()
-            session = self._idle.pop() if self._idle else None
-            if session is None:
-                self._opened += 1
-        if session is None:
-            try:
-                session = self._open()
-            except BaseException:
-                with self._free:
-                    self._opened -= 1
-                    self._free.notify()
-                raise
+        session = self._take()
         try:
             yield session
         finally:
             with self._free:
                 self._idle.append(session)
                 self._free.notify()
+
+    def _take(self) -> Session:
+        while True:
+            with self._free:
+                while not self._idle and self._opened >= self._most:
+                    self._free.wait()
+                if self._idle:
+                    return self._idle.pop()
+                self._opened += 1
+            try:
+                return self._open()
+            except (EngineError, UpdateRefusedError):
+                with self._free:
+                    self._opened -= 1
+                    if self._opened == 0:
+                        raise
+                    # No memory for one more, or the file was damaged meanwhile: those that are open go on.
+                    self._most = self._opened
 
     def _open(self) -> Session:
         """One more session on the file, which is read whole and compared each time."""

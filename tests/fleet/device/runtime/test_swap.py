@@ -92,6 +92,26 @@ def test_a_request_on_its_way_ends_on_its_own_release(rig: Rig):
         assert old.sessions == 0
 
 
+def test_a_file_damaged_under_a_model_that_runs(rig: Rig):
+    """A second request at the same time waits for the session that is open: no more open on such a file."""
+    made = rig.publish(1)
+    answers = []
+    with rig.runtime() as runtime:
+        update(runtime, rig)
+        prove(runtime)
+        rig.stored(made.tiers["high"].model).write_bytes(b"damaged")
+        with runtime._request() as model:
+            asking = threading.Thread(target=lambda: answers.append(runtime.predict(IMAGES[0])))
+            with model._session():
+                asking.start()
+                asking.join(0.3)
+                assert answers == []
+            asking.join()
+        assert [answer.release for answer in answers] == [1]
+        assert runtime.status().sessions == 1
+        assert update(runtime, rig).action == "repaired"
+
+
 def test_500_loads_leave_nothing_behind(rig: Rig):
     """Load, answer, unload: no file stays open, and memory does not grow with the cycles."""
     rig.publish(1)
