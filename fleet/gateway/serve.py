@@ -16,11 +16,12 @@ import uvicorn
 from fleet.device.errors import UserError
 from fleet.gateway import database
 from fleet.gateway import devices as known
-from fleet.gateway.app import Settings, create_app
+from fleet.gateway.app import create_app
 from fleet.gateway.classify import MnnClassifier
 from fleet.gateway.devices import Device
 from fleet.gateway.limits import Limits
 from fleet.gateway.protocol import guarded
+from fleet.gateway.state import Settings
 
 HOST, PORT = "127.0.0.1", 8480
 _GRACEFUL_S = 10

@@ -23,7 +23,8 @@ from onnx import TensorProto, helper
 
 from fleet.device.preprocess import Preprocess
 from fleet.gateway import database, serve
-from fleet.gateway.app import Settings, create_app
+from fleet.gateway.app import create_app
+from fleet.gateway.state import Settings
 
 RED = (255, 0, 0)
 
