@@ -25,10 +25,11 @@ def first_that_runs(home: Home, running: LoadedModel | None) -> tuple[LoadedMode
     refusals: list[UpdateRefusedError] = []
     while (active := home.slots.state.active) is not None:
         try:
-            return _loaded_active(home, active, running), refusals
+            return _loaded(home, active, running), refusals
         except UpdateRefusedError as error:
             refusals.append(error)
             if error.reason in _NOT_ITS_FAULT or home.slots.state.status == "good":
+                home.slots.rest(home.slots.state.served)
                 break
             home.slots.fail(str(error))
     previous = home.slots.state.previous
@@ -42,12 +43,6 @@ def first_that_runs(home: Home, running: LoadedModel | None) -> tuple[LoadedMode
     raise UpdateRefusedError("nothing", "no release on this device yet: update first")
 
 
-def _loaded_active(home: Home, entry: Entry, running: LoadedModel | None) -> LoadedModel:
-    if home.slots.state.status == "trying":
-        home.slots.begin()
-    return _loaded(home, entry, running)
-
-
 def _loaded(home: Home, entry: Entry, running: LoadedModel | None) -> LoadedModel:
     """The release of `entry`, on the backend it wants or else on the CPU."""
     release, plan = home.plan_of(entry)
@@ -56,6 +51,7 @@ def _loaded(home: Home, entry: Entry, running: LoadedModel | None) -> LoadedMode
     why_denied = denied(home.device, bound.backend, home.policy)
     if running is not None and running.how.entry == entry and running.how.denied == why_denied:
         return running
+    home.slots.begin(entry)
     failed: UpdateRefusedError | None = None
     for config in configs(bound, denied=why_denied, threads=_threads(home, entry, measured=plan.measured)):
         how = HowToRun(

@@ -10,6 +10,7 @@ finds a state from before or after a step, and both name a release that is compl
             ->  bad         load, self-test or one of them failed, or the process ended again and again
 """
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -69,7 +70,7 @@ class Slots:
             self._folder.mkdir(parents=True, exist_ok=True)
             for place in (folder, self._folder):
                 remove_leftovers(place)
-        self.state = self._read()
+        self.state, self._begun = self._read(), False
 
     def path(self, counter: int) -> Path:
         """Where a sealed release lies."""
@@ -86,6 +87,7 @@ class Slots:
         with disk_errors(self._folder):
             write_durably(self.path(entry.counter), sealed.to_bytes())
         state = self.state
+        self._begun = False
         good = state.active if state.status == "good" and state.active != entry else state.previous
         self._write(
             replace(
@@ -100,21 +102,26 @@ class Slots:
             )
         )
 
-    def begin(self) -> None:
-        """Note that the release on trial is about to be loaded: a process that this kills cannot note it.
+    def begin(self, entry: Entry) -> None:
+        """Note, if this release is on trial, that it is about to be loaded: a process that dies of it cannot.
 
         Raises:
             UpdateRefusedError: reason `crash`: it ended so many processes already; or `disk`.
         """
         state = self.state
+        if state.status != "trying" or state.active != entry or self._begun:
+            return
         if state.starts >= MOST_STARTS:
             raise UpdateRefusedError("crash", f"{state.starts} processes ended while they tried it")
         self._write(replace(state, starts=state.starts + 1))
+        self._begun = True
 
     def rest(self, served: int) -> None:
-        """Note that the process ends in order."""
+        """Note that the release on trial was unloaded, or not loaded, and this process is still alive."""
         if self.state.status == "trying":
-            self._write(replace(self.state, starts=0, served=served))
+            with contextlib.suppress(UpdateRefusedError):  # the disk: this start then counts as one that died
+                self._write(replace(self.state, starts=0, served=served))
+                self._begun = False
 
     def confirm(self) -> None:
         """The active release has proven itself."""
@@ -151,8 +158,6 @@ class Slots:
     def _read(self) -> State:
         try:
             return read_json(State, self._file.read_bytes(), what=self._file.name, schema=_SCHEMA)
-        except FileNotFoundError:
-            return self._found()
         except (OSError, UserError):
             return self._found()
 

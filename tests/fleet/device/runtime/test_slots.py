@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from release_rig import IMAGES, LABELS, Rig, logits_of, prove, update
+from release_rig import IMAGES, LABELS, Rig, logits_of, policy, prove, update
 
+from fleet.device.release import Denied
 from fleet.device.runtime import UpdateRefusedError
 from fleet.device.runtime.golden import Golden
 
@@ -130,6 +131,27 @@ def test_processes_that_end_in_order_do_not_count_as_crashes(rig: Rig):
             runtime.predict(IMAGES[0])
             trying = runtime.status().trying
     assert not trying
+
+
+def test_what_is_no_crash_does_not_count_as_one(rig: Rig):
+    """Policies during a trial, and starts with a damaged file, cost a release nothing."""
+    _on_release_1(rig)
+    made = rig.publish(2, model=1)
+    with rig.runtime() as runtime:
+        update(runtime, rig)
+        for version in range(1, 6):
+            deny = (Denied(device_model="*", backend="VULKAN", why=f"since {version}"),)
+            rig.repository.publish_policy(policy(version, deny=deny))
+            update(runtime, rig)
+        assert runtime.predict(IMAGES[0]).release == 2
+    rig.stored(made.tiers["high"].model).write_bytes(b"damaged")
+    for _ in range(5):
+        with rig.runtime() as runtime:
+            assert runtime.predict(IMAGES[0]).release == 1
+    with rig.runtime() as runtime:
+        assert update(runtime, rig).action == "repaired"
+        prove(runtime)
+        assert (runtime.predict(IMAGES[0]).release, runtime.status().bad) == (2, {})
 
 
 def test_a_state_that_cannot_be_read(rig: Rig):
