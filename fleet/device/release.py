@@ -329,13 +329,13 @@ def _policy_checks(policy: Policy) -> Iterator[_Check]:
 def _frame_checks(frames: FramePolicy) -> Iterator[_Check]:
     yield 0 < frames.base_fps <= 1000, "frames.base_fps", frames.base_fps, "above 0, at most 1000"
     degrees = (frames.warm_c, frames.hot_c, frames.pause_c)
-    rising = -50 <= degrees[0] <= degrees[1] <= degrees[2] <= 150
+    rising = -50 <= degrees[0] < degrees[1] < degrees[2] <= 150
     yield rising, "frames.warm_c, hot_c, pause_c", degrees, "rising, -50 to 150 °C"
-    yield 0 <= frames.hysteresis_c <= 20, "frames.hysteresis_c", frames.hysteresis_c, "0 to 20 °C"
+    yield 0.5 <= frames.hysteresis_c <= 20, "frames.hysteresis_c", frames.hysteresis_c, "0.5 to 20 °C"
     percent = frames.low_battery_percent
-    yield 0 <= percent <= 100, "frames.low_battery_percent", percent, "0 to 100"
+    yield 0 <= percent <= 90, "frames.low_battery_percent", percent, "0 to 90"
     watermark = frames.memory_watermark
-    yield 0 < watermark <= 1, "frames.memory_watermark", watermark, "above 0, at most 1"
+    yield 0.1 <= watermark < 1, "frames.memory_watermark", watermark, "0.1 to below 1"
 
 
 def _is_sha256(text: str) -> bool:

@@ -106,7 +106,7 @@ class Loss:
     overwritten_records: int = 0
     """The ring buffer was full."""
     dropped_windows: int = 0
-    """The spool was full, or could not be written."""
+    """The spool was full or could not be written, a file was broken, or the gateway refused it for good."""
     not_finite: int = 0
     """Values NaN or infinite, left out of the histograms."""
 

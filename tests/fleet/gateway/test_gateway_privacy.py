@@ -4,14 +4,11 @@ import json
 import time
 
 import cv2
+import gateway_kit as kit
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-
-pytest.importorskip("fleet.gateway.serve")
-
-import gateway_kit as kit
 
 from fleet.device.monitor.client import GatewayClient
 from fleet.device.preprocess import Preprocess
