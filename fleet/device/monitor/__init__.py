@@ -4,4 +4,7 @@ from fleet.device.monitor.monitor import Monitor
 from fleet.device.monitor.upload_log import Request, read_log
 from fleet.device.monitor.upload_policy import DEFAULT_UPLOAD
 
-__all__ = ["DEFAULT_UPLOAD", "Monitor", "Request", "read_log"]
+MONITOR_VERSION = "1"
+"""Bound to a release: what is recorded, how it is aggregated and when it is sent."""
+
+__all__ = ["DEFAULT_UPLOAD", "MONITOR_VERSION", "Monitor", "Request", "read_log"]

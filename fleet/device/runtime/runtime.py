@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fleet.device.errors import EngineError, UserError
-from fleet.device.release import Tier
+from fleet.device.release import Policy, Tier
 from fleet.device.runtime.choose import first_that_runs
 from fleet.device.runtime.fetch import Patience
 from fleet.device.runtime.home import Home
@@ -149,6 +149,11 @@ class Runtime:
             memory_mb=current.memory_mb if current else 0.0,
             refusals=tuple(map(str, self._refusals)),
         )
+
+    @property
+    def policy(self) -> Policy | None:
+        """The one in force; None before the first."""
+        return self._home.policy
 
     def predict(self, image_HWC: npt.NDArray[np.uint8]) -> Answer:
         """The answer of the active release to one uint8 RGB image [H, W, 3] of any size.

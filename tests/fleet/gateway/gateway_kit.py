@@ -241,19 +241,25 @@ def gateway(folder: Path, *, limits: Limits = FAST, preexec: Any = None, **optio
         process.stdout.close()
 
 
-def stored(folder, device):
-    """Sequence numbers of a device's windows that wait for compaction, as often as they are there."""
+def windows(folder, device):
+    """A device's windows that wait for compaction, by their numbers, as often as they are there."""
     connection = database.reader(folder)
     rows = connection.execute(
         "SELECT taken, body FROM batches JOIN devices ON number = batches.device WHERE devices.device = ?",
         (device,),
     ).fetchall()
     connection.close()
-    return sorted(
-        window.sequence
+    found = (
+        window
         for taken, body in rows
         for window in batch.decode_windows(gzip.decompress(body), array("H", taken).tolist())
     )
+    return sorted(found, key=lambda window: window.sequence)
+
+
+def stored(folder, device):
+    """Their numbers."""
+    return [window.sequence for window in windows(folder, device)]
 
 
 def windows_in(folder):
