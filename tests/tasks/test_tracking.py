@@ -481,7 +481,7 @@ def test_a_torn_file_does_not_hold_back_the_others(tmp_path, capsys):
 def test_a_store_that_is_none_is_refused_before_the_work(tmp_path, uri):
     """A damaged database and an unknown scheme are one clear error, not a traceback after an hour."""
     (tmp_path / "garbage.db").write_bytes(b"garbage" * 1000)
-    with pytest.raises(UserError, match=r"mlflow\.db away"):
+    with pytest.raises(UserError, match=r"mlflow\.db back from a copy"):
         tracking.check_store(uri.format(folder=tmp_path))
 
 
