@@ -27,7 +27,7 @@ from tasks.nn.calibrate import Observer
 from tasks.nn.qgraph import Plan
 from tasks.nn.quantized import QuantizedModel
 from tasks.paired import Paired
-from tasks.stage import REPORTS, write_json
+from tasks.stage import REPORTS, read_json, write_json
 from tasks.tool import RAW, print_json, tool
 
 OBSERVERS: tuple[Observer, ...] = get_args(Observer)
@@ -133,7 +133,7 @@ class Bench:
         answers = ask_engine(trained, self.start.preprocess, self.test, "qat")
         return [
             Row(method="fp32", calibration="", images_count=0, int8_layers_count=0, answers=self.floating),
-            self._row("qat", None, answers, len(self.plan.layers)),
+            self._row("qat", None, answers, len(read_json(trained.with_name("card.json"))["int8_layers"])),
         ]
 
     def row(self, method: str, calibration: CalibrationSet) -> Row:

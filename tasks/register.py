@@ -197,7 +197,10 @@ def _close_build(store: Store, run_id: str, workspace: Workspace, tags: Mapping[
         )
         if runs:
             links[f"stage_run/{re.sub(r'[^0-9A-Za-z_.-]', '-', stage)}"] = str(runs[0].info.run_id)
-    for key, value in {**tags, **links}.items():
+    its = {
+        key: value for key, value in tags.items() if key != "review_state"
+    }  # versions are reviewed, not runs
+    for key, value in {**its, **links}.items():
         store.call(lambda key=key, value=value: client.set_tag(run_id, key, value))  # type: ignore[misc]  # as above
     store.call(lambda: client.set_terminated(run_id, "FINISHED"))
 

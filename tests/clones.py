@@ -16,7 +16,10 @@ def _git(*arguments: str, cwd: Path = ROOT) -> str:
 
 
 def clone_repository(into: Path) -> Path:
-    """A git clone that also has what is changed and not yet committed, committed there."""
+    """A git clone that also has what is changed and not yet committed, committed there.
+
+    Nothing has been released in it, whatever the working tree's champions are.
+    """
     _git("clone", "--quiet", str(ROOT), str(into))
     for name in _git("ls-files", "--modified", "--others", "--exclude-standard").splitlines():
         source, target = ROOT / name, into / name
@@ -26,6 +29,10 @@ def clone_repository(into: Path) -> Path:
             shutil.copy2(source, target, follow_symlinks=False)
         else:
             target.unlink(missing_ok=True)
+    for record in (into / "champion" / "champion.json", *into.glob("presets/*/champion/champion.json")):
+        shutil.rmtree(record.parent)
+        record.parent.mkdir()
+        record.write_text("{}\n", encoding="utf-8")
     _git("config", "user.name", "test", cwd=into)
     _git("config", "user.email", "test@example.org", cwd=into)
     _git("add", "--all", cwd=into)
