@@ -43,7 +43,11 @@ class Line(GatewayClient):
         Raises:
             NoAnswerError: as of the client.
         """
-        whole, key, time_ms = b"".join([body] if isinstance(body, bytes) else body), self._sender.key, headers[TIME]
+        whole, key, time_ms = (
+            b"".join([body] if isinstance(body, bytes) else body),
+            self._sender.key,
+            headers[TIME],
+        )
         heard: Answer | None = None
 
         def sign(other: bytes) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Three made-up classes and a made-up temperature, for whoever has no recordings: nothing here was measured."""
+"""Three classes and a temperature for whoever has no recordings, all made up: nothing was measured."""
 
 import numpy as np
 
