@@ -29,7 +29,7 @@ from fleet.device.release import AnomalyLimits
 from fleet.device.sensors import Reading
 from fleet.device.wire import INFERENCES_PER_WINDOW, Environment, Network, Versions
 from fleet.simulator.device_classes import DeviceClass
-from fleet.simulator.drift import Drift
+from fleet.simulator.drift import NO_DRIFT, Drift
 from fleet.simulator.faults import CLOCK_AHEAD_MS, Fault
 from fleet.simulator.line import Line, NoLog, Sender
 from fleet.simulator.memory_spool import MemorySpool
@@ -52,7 +52,7 @@ class Character:
     device_class: DeviceClass
     versions: Versions
     fault: Fault | None = None
-    drift: Drift = Drift()
+    drift: Drift = NO_DRIFT
     windows_per_h: float = 2.0
     """100 inferences each."""
     classes: int = 10
@@ -116,9 +116,9 @@ class SimulatedDevice:
             self._spool.put(replace(window, sequence=self._sequence))
             self._next_s = end_s + self._pause_s()
 
-    def spooled(self) -> list[bytes]:
-        """What waits, encoded, oldest first."""
-        return [content for number in self._spool.waiting() if (content := self._spool.read(number))]
+    def spooled(self) -> dict[int, bytes]:
+        """What waits: numbers and encoded windows, oldest first."""
+        return {n: content for n in self._spool.waiting() if (content := self._spool.read(n)) is not None}
 
     def _turn(self, client: GatewayClient, wait: Callable[[float], bool]) -> None:
         waiting = self._spool.waiting()

@@ -120,3 +120,6 @@ class Drift:
         mean = rng.normal(*_INPUT_MEAN, size) * (1 - mean_loss * self.strength)
         spread = rng.normal(*_INPUT_STD, size) * (1 - spread_loss * self.strength)
         return np.clip(mean, 0, 255), np.clip(spread, 0, 255)
+
+
+NO_DRIFT = Drift()

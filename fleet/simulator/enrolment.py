@@ -22,6 +22,8 @@ class Enrolment:
         """At this gateway; `token` is called from one thread at a time; `stop` ends the waiting."""
         self._url, self._token, self._stop = url, token, stop
         self._lock = threading.Lock()
+        self.done = 0
+        """Devices that are enrolled."""
 
     def enrol(self, devices: Sequence[SimulatedDevice]) -> None:
         """All of them.
@@ -33,6 +35,8 @@ class Enrolment:
             for device in devices:
                 if not self._stop.is_set():
                     self._one(client, self._body(device))
+                    with self._lock:
+                        self.done += 1
 
     def _body(self, device: SimulatedDevice) -> bytes:
         with self._lock:

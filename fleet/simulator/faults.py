@@ -14,7 +14,7 @@ from fleet.device.wire import SCHEMA
 
 Fault = Literal["clock", "duplicates", "reordered", "old_schema", "garbage", "replay", "stolen_key"]
 ENDS_AS: Mapping[Fault, str] = {
-    "clock": "401 clock, corrected by the device; its windows, dated days ahead, are quarantined",
+    "clock": "401 clock, corrected by the device; its windows, dated a year ahead, are quarantined",
     "duplicates": "200; the windows are stored once and counted as duplicates",
     "reordered": "200; nothing is lost",
     "old_schema": "200; each batch is quarantined whole",
@@ -23,7 +23,7 @@ ENDS_AS: Mapping[Fault, str] = {
     "stolen_key": "200; of two windows with one number the first counts, the other is a duplicate, until the "
     "key is revoked",
 }
-CLOCK_AHEAD_MS = 3 * 86_400_000
+CLOCK_AHEAD_MS = 400 * 86_400_000
 _GARBAGE_BYTES = 512
 
 

@@ -86,14 +86,18 @@ class Fleet:
         self._hours_done = [0.0] * len(shares)
         with ThreadPoolExecutor(len(shares), "edgeloop-simulator") as pool:
             try:
-                first = self._unique()
-                parts = [first[at :: len(shares)] for at in range(len(shares))]
-                self._all([pool.submit(enrolment.enrol, part) for part in parts], on_progress, "enrolling")
+                unique = self._unique()
+                parts = [unique[at :: len(shares)] for at in range(len(shares))]
+                self._all(
+                    [pool.submit(enrolment.enrol, part) for part in parts if part],
+                    on_progress,
+                    lambda: f"enrolling: {enrolment.done} of {len(unique)}",
+                )
                 begun_s = time.monotonic()
                 self._all(
                     [pool.submit(self._simulate, url, at, share, begun_s) for at, share in enumerate(shares)],
                     on_progress,
-                    "simulating",
+                    self._progress,
                 )
             except BaseException:
                 self._stop.set()  # else leaving the pool waits for the whole simulation
@@ -115,7 +119,10 @@ class Fleet:
         return list({device.key.device: device for device in reversed(self.devices)}.values())
 
     def _all(
-        self, futures: list[Future[None]], on_progress: Callable[[str], None] | None, doing: str
+        self,
+        futures: list[Future[None]],
+        on_progress: Callable[[str], None] | None,
+        progress: Callable[[], str],
     ) -> None:
         left = set(futures)
         while left:
@@ -123,12 +130,12 @@ class Fleet:
             for future in done:
                 future.result()
             if on_progress is not None:
-                on_progress(f"{doing}: {self._progress()}")
+                on_progress(progress())
 
     def _progress(self) -> str:
         total = self.tally()
         return (
-            f"{min(self._hours_done):.1f} of {self.plan.hours:g} h, {total.made} windows made, "
+            f"simulating: {min(self._hours_done):.1f} of {self.plan.hours:g} h, {total.made} windows made, "
             f"{total.accepted} accepted, {total.failed.total()} requests failed"
         )
 

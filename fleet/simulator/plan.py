@@ -9,7 +9,7 @@ import numpy as np
 from fleet.device.errors import UserError
 from fleet.device.wire import Versions
 from fleet.simulator.device_classes import DeviceClass
-from fleet.simulator.drift import Drift
+from fleet.simulator.drift import NO_DRIFT, Drift
 from fleet.simulator.faults import Fault
 from fleet.simulator.phone import Temperatures
 
@@ -24,8 +24,8 @@ class Plan:
     classes: Sequence[DeviceClass]
     temperatures: Temperatures
     start_ms: int
-    """Wall time of the beginning. Windows dated more than a day ahead are refused by a gateway: the end of the
-    simulation should not lie there."""
+    """Wall time of the beginning. A gateway refuses windows dated more than a day ahead: do not end
+    there."""
     seed: int = 0
     hours: float = 24.0
     speed: float = math.inf
@@ -61,8 +61,8 @@ class Plan:
             raise UserError(
                 f"{self.count} devices, {special} of them faulty or drifted, for {self.hours:g} hours, "
                 f"{self.windows_per_h:g} windows an hour, {self.threads} threads, speed {self.speed:g}",
-                allowed="1 to 1,000,000 devices, no more of them special; up to 8784 hours, 500 windows an hour, "
-                "64 threads; a speed above 0",
+                allowed="1 to 1,000,000 devices, no more of them special; up to 8784 hours, 500 windows an "
+                "hour, 64 threads; a speed above 0",
                 next_step="change what is outside",
             )
 
@@ -74,11 +74,11 @@ def _places(faulty: Mapping[Fault, int]) -> int:
 def parts_of(plan: Plan, rng: np.random.Generator) -> tuple[list[Fault | None], list[Drift]]:
     """Fault and drift of each device; the two of a stolen key lie side by side."""
     groups: list[list[tuple[Fault | None, Drift]]] = [
-        [(fault, Drift())] * (2 if fault == "stolen_key" else 1)
+        [(fault, NO_DRIFT)] * (2 if fault == "stolen_key" else 1)
         for fault, count in plan.faulty.items()
         for _ in range(count)
     ]
     groups += [[(None, drift)] for drift, count in plan.drifted.items() for _ in range(count)]
-    groups += [[(None, Drift())]] * (plan.count - sum(map(len, groups)))
+    groups += [[(None, NO_DRIFT)]] * (plan.count - sum(map(len, groups)))
     parts = [part for at in rng.permutation(len(groups)) for part in groups[int(at)]]
     return [fault for fault, _ in parts], [drift for _, drift in parts]
