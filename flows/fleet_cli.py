@@ -55,8 +55,8 @@ def serve(
         classifier: An .mnn file with its card.json beside it: answers hard samples of devices with consent.
         insecure: Listen beyond this machine without TLS, because a proxy in front does it.
         open_pages: Show the fleet page and the metrics to other machines, too.
-        enrolments_per_s: Most that one address may enrol. Default: 1 in 5 seconds; more for many devices behind
-            one address, or for `edgeloop fleet simulate`.
+        enrolments_per_s: Most that one address may enrol. Default: 1 in 5 seconds; more for many behind
+            one address, and for `edgeloop fleet simulate`.
     """
     from fleet.gateway.limits import Limits
     from fleet.gateway.serve import serve as run
