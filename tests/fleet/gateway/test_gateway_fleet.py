@@ -9,12 +9,13 @@ from collections import Counter
 
 import gateway_kit as kit
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from fleet.device.errors import UserError
 from fleet.device.histogram import RELATIVE_ERROR
 from fleet.device.monitor.client import GatewayClient
-from fleet.gateway import database, serve
+from fleet.gateway import database, parts, serve
 from fleet.gateway.compact import compact
 from fleet.gateway.queries import Fleet as Questions
 from fleet.simulator.device_classes import DeviceClass, Quantiles, Throttle
@@ -143,17 +144,19 @@ def test_percentiles_are_those_of_the_class(ran):
 
 
 def test_drift_shows_in_confidence(ran):
-    """The devices with blur alone report windows with low confidence."""
-    _, fleet = ran
-    unsure = {True: 0, False: 0}
-    for device in fleet.devices:
-        contents = b"".join(device.spooled().values())
-        unsure[device.character.drift.kind == "blur"] += contents.count(b'"anomalies":{"confidence"')
-        unsure[device.character.drift.kind == "blur"] += (
-            device.tally.delivered if (device.character.drift.kind == "blur") else 0
-        )
-    assert unsure[True] > 0
-    assert unsure[False] == 0
+    """The ten devices with blur, and no other, have inferences below the limit of confidence."""
+    folder, fleet = ran
+    compact(folder)
+    with contextlib.closing(database.reader(folder)) as connection:
+        files = [folder / part.path for part in parts.live(connection, "windows")]
+    unsure = Counter()
+    for file in files:
+        rows = pq.ParquetFile(file).read(columns=["device", "anomalies_confidence"]).to_pydict()
+        for device, count in zip(rows["device"], rows["anomalies_confidence"], strict=True):
+            unsure[device] += count
+    blurred = {d.key.device for d in fleet.devices if d.character.drift.kind == "blur"}
+    assert len(blurred) == 10
+    assert set(+unsure) == blurred
 
 
 def test_a_revoked_key_serves_neither_of_two(tmp_path):
@@ -210,7 +213,7 @@ def test_no_gateway_and_no_token(tmp_path):
         Fleet(plan(count=3)).run(f"http://127.0.0.1:{port}", lambda: "token")
     with (
         kit.gateway(tmp_path / "state") as gateway,
-        pytest.raises(UserError, match="401.*token"),
+        pytest.raises(UserError, match=r"401.*token"),
     ):
         Fleet(plan(count=3)).run(f"http://127.0.0.1:{gateway.port}", lambda: "token")
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("edgeloop-simulator")]

@@ -108,7 +108,7 @@ def test_drift_costs_confidence(kind):
 
 
 def test_what_a_device_tells_of_its_images():
-    """Low light is dark and flat, blur flat, warm light darker; a new domain looks like some classes alone."""
+    """Low light is dark and flat, blur flat, warm light darker; a new domain looks like few classes."""
     rng = np.random.default_rng(2)
     told = {kind: Drift(kind=kind, strength=1.0).pixels(rng, 20_000) for kind in ("none", *KINDS)}
     mean, spread = told["none"][0].mean(), told["none"][1].mean()

@@ -1,6 +1,7 @@
 """Simulated devices without a gateway: what they measure, and what they keep."""
 
 import gzip
+import itertools
 import json
 from dataclasses import replace
 
@@ -64,7 +65,7 @@ def test_a_window_is_one_of_its_device():
         windows = [json.loads(content) for content in spooled.values()]
         assert [window["sequence"] for window in windows] == list(range(1, len(windows) + 1))
         assert len({window["boot"] for window in windows}) == 1
-        for before, after in zip(windows, windows[1:], strict=False):
+        for before, after in itertools.pairwise(windows):
             assert before["end_ms"] <= after["start_ms"]
         for window in windows:
             assert START_MS <= window["start_ms"] < window["end_ms"]
