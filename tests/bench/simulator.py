@@ -16,14 +16,15 @@ from typing import Any
 
 from report import FOLDER, conditions, write
 
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/fleet/gateway")]
+
+import gateway_kit as kit
+
 from fleet.gateway import serve
 from fleet.simulator.fleet import Fleet
 from fleet.simulator.made_up import made_up_classes, made_up_temperatures
 from fleet.simulator.plan import Plan
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fleet" / "gateway"))
-
-import gateway_kit as kit
 
 OVER_HTTP_DEVICES, OVER_HTTP_HOURS = 500, 24.0
 
@@ -121,7 +122,7 @@ def main() -> None:
             "command": f"python tests/bench/simulator.py --devices {given.devices} --hours {given.hours:g} "
             f"--rounds {given.rounds}",
             "text": "One process with all devices; the gateway is another on the same machine. Medians of few "
-            "rounds on a machine that others used too: the load is among the conditions.",
+            "rounds, on a machine that others used too: see its load.",
             "conditions": said,
             "rows": [
                 *memory(given.devices, given.hours),
