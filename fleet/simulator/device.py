@@ -21,25 +21,24 @@ from fleet.device.monitor.client import GatewayClient
 from fleet.device.monitor.clock import Now
 from fleet.device.monitor.delivery import Courier
 from fleet.device.monitor.loss import LossCounter
-from fleet.device.monitor.ring import DONE, RECORD, Records
 from fleet.device.monitor.upload_policy import UploadPolicy, is_in_share
 from fleet.device.monitor.uploader import send
 from fleet.device.monitor.window import WindowBuilder
 from fleet.device.release import AnomalyLimits
 from fleet.device.sensors import Reading
-from fleet.device.wire import INFERENCES_PER_WINDOW, Environment, Network, Versions
+from fleet.device.wire import Network, Versions
 from fleet.simulator.device_classes import DeviceClass
 from fleet.simulator.drift import NO_DRIFT, Drift
 from fleet.simulator.faults import CLOCK_AHEAD_MS, Fault
 from fleet.simulator.line import Line, NoLog, Sender
 from fleet.simulator.memory_spool import MemorySpool
 from fleet.simulator.phone import SimulatedPhone, Temperatures
+from fleet.simulator.sources import Drawn, Source
 from fleet.simulator.tally import Tally
 
 NETWORK_AT_HOME: Mapping[Network, float] = {"wifi": 0.9, "mobile": 0.08, "none": 0.02}
 NETWORK_OUT: Mapping[Network, float] = {"wifi": 0.3, "mobile": 0.6, "none": 0.1}
 _HOME_FROM_H, _HOME_UNTIL_H = 20, 8
-_MOST_FPS = 15.0
 _MEMORY_MB = (120.0, 220.0)
 
 
@@ -64,7 +63,14 @@ class SimulatedDevice:
     """A device; belongs to one thread at a time."""
 
     def __init__(
-        self, character: Character, key: DeviceKey, temperatures: Temperatures, *, seed: int, start_ms: int
+        self,
+        character: Character,
+        key: DeviceKey,
+        temperatures: Temperatures,
+        *,
+        seed: int,
+        start_ms: int,
+        source: Source | None = None,
     ) -> None:
         """Switch it on.
 
@@ -74,6 +80,7 @@ class SimulatedDevice:
             temperatures: Shared by the fleet.
             seed: With the number of the device it decides everything that the device measures.
             start_ms: Wall time at which the simulation begins.
+            source: Of its inferences; None: drawn by its class and drift.
         """
         self.character, self.key, self.tally = character, key, Tally(devices=1)
         drawn, garbage, sensed = (
@@ -87,7 +94,22 @@ class SimulatedDevice:
         )
         self._sensed, self._hour = sensed, -1
         loss = LossCounter()
-        self._builder = _builder(character, loss, self._now(0.0), boot=drawn.bytes(8).hex())
+        boot = drawn.bytes(8).hex()
+        self._source = source or Drawn(
+            character.device_class,
+            character.drift,
+            character.versions,
+            classes=character.classes,
+            rng=drawn,
+        )
+        self._builder = WindowBuilder(
+            boot=boot,
+            versions=self._source.versions,
+            environment=self._source.environment,
+            limits=AnomalyLimits(),
+            loss=loss,
+            now=self._now(0.0),
+        )
         self._spool = MemorySpool(loss, self.tally, most_windows=character.spool_windows)
         self._policy, self._sequence = UploadPolicy(), 0
         self._sender = Sender(key=key, fault=character.fault, rng=garbage, tally=self.tally)
@@ -109,11 +131,14 @@ class SimulatedDevice:
         """The windows that begin before; into the spool."""
         while self._next_s <= until_s:
             self._now_s = self._next_s
-            records, end_s = self._records()
-            (window,) = self._builder.add(records, self._reading(), self._now(end_s))
-            self._sequence += 1
-            self.tally.made += 1
-            self._spool.put(replace(window, sequence=self._sequence))
+            reading = self._reading()
+            records = self._source.records(self._now_s, reading.temperature_c)
+            self._builder.change(self._source.versions, self._source.environment)
+            end_s = float(records["time_ns"][-1]) / 1e9
+            for window in self._builder.add(records, reading, self._now(end_s)):
+                self._sequence += 1
+                self.tally.made += 1
+                self._spool.put(replace(window, sequence=self._sequence))
             self._next_s = end_s + self._pause_s()
 
     def spooled(self) -> dict[int, bytes]:
@@ -139,19 +164,6 @@ class SimulatedDevice:
         else:
             self._policy.failed(self._now_s, turn, retry_after_s=sent.retry_after_s)
 
-    def _records(self) -> tuple[Records, float]:
-        """A hundred inferences that begin now, and when the last ends."""
-        rng, size, drift = self._rng, INFERENCES_PER_WINDOW, self.character.drift
-        records = np.zeros(size, RECORD)
-        latency_ms = self.character.device_class.latency_ms(rng, self._phone.read().temperature_c, size)
-        ends_s = self._now_s + np.cumsum(np.maximum(latency_ms / 1e3, 1 / _MOST_FPS))
-        records["time_ns"] = np.rint(ends_s * 1e9)
-        records["latency_ms"], records["kind"] = latency_ms, DONE
-        records["confidence"] = drift.confidences(rng, size)
-        records["label"] = drift.labels(rng, size, self.character.classes)
-        records["input_mean"], records["input_std"] = drift.pixels(rng, size)
-        return records, float(ends_s[-1])
-
     def _reading(self) -> Reading:
         hour = int(self._now_s // 3600)
         while self._hour < hour:
@@ -175,24 +187,3 @@ class SimulatedDevice:
     def _wall_ms(self) -> int:
         """What a request is signed with: real time, by this device's clock."""
         return time.time_ns() // 1_000_000 + self._ahead_ms
-
-
-def _builder(character: Character, loss: LossCounter, now: Now, *, boot: str) -> WindowBuilder:
-    environment = Environment(
-        device_model=character.device_class.name,
-        os="simulated",
-        network="unknown",
-        charging=None,
-        backend="CPU",
-        driver="",
-        tier=character.device_class.tier,
-        variant="",
-    )
-    return WindowBuilder(
-        boot=boot,
-        versions=character.versions,
-        environment=environment,
-        limits=AnomalyLimits(),
-        loss=loss,
-        now=now,
-    )

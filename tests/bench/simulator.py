@@ -14,10 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from report import FOLDER, conditions, write
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/fleet/gateway")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "fleet" / "gateway"))
 
 import gateway_kit as kit
 
@@ -95,7 +93,12 @@ def against_a_gateway(rounds: int) -> list[dict[str, Any]]:
     return [
         row("with a gateway: windows made a second", statistics.median(made), "1/s", said),
         row("with a gateway: signed requests a second", statistics.median(requests), "1/s", said),
-        row("with a gateway: devices in real time", statistics.median(devices), "devices", said),
+        row(
+            "with a gateway: devices that could live at their own pace",
+            statistics.median(devices),
+            "devices",
+            said,
+        ),
         row("windows the two accounts differ by", 0, "windows", said),
     ]
 
@@ -112,6 +115,9 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
+    large = memory(given.devices, given.hours)
+    from report import FOLDER, conditions, write  # with torch, that memory would be counted
+
     said = conditions(
         classes="made up", windows_an_hour_of_a_device=2, threads=16, transport="HTTP on the loopback"
     )
@@ -121,14 +127,10 @@ def main() -> None:
             "title": "Simulator: what simulated devices cost",
             "command": f"python tests/bench/simulator.py --devices {given.devices} --hours {given.hours:g} "
             f"--rounds {given.rounds}",
-            "text": "One process with all devices; the gateway is another on the same machine. Medians of few "
-            "rounds, on a machine that others used too: see its load.",
+            "text": "One process with all devices; the gateway is another on the same machine. Medians of "
+            "few rounds, on a machine that others used too: see its load.",
             "conditions": said,
-            "rows": [
-                *memory(given.devices, given.hours),
-                *alone(given.rounds),
-                *against_a_gateway(given.rounds),
-            ],
+            "rows": [*large, *alone(given.rounds), *against_a_gateway(given.rounds)],
         },
     )
 
