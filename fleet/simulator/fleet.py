@@ -104,11 +104,11 @@ class Fleet:
                 raise
 
     def tally(self) -> Tally:
-        """Of all devices."""
+        """Of all devices; not while they run."""
         return Tally.of(device.tally for device in self.devices)
 
     def tallies(self) -> dict[str, Tally]:
-        """By fault; `sound` for those without."""
+        """By fault, `sound` for those without; not while they run."""
         names = sorted({device.character.fault or "sound" for device in self.devices})
         return {
             name: Tally.of(d.tally for d in self.devices if (d.character.fault or "sound") == name)
@@ -133,10 +133,16 @@ class Fleet:
                 on_progress(progress())
 
     def _progress(self) -> str:
-        total = self.tally()
+        # Whole counters cannot be added up while threads put words into them.
+        made, accepted, failed = (
+            sum(counts)
+            for counts in zip(
+                *((d.tally.made, d.tally.accepted, d.tally.failed.total()) for d in self.devices), strict=True
+            )
+        )
         return (
-            f"simulating: {min(self._hours_done):.1f} of {self.plan.hours:g} h, {total.made} windows made, "
-            f"{total.accepted} accepted, {total.failed.total()} requests failed"
+            f"simulating: {min(self._hours_done):.1f} of {self.plan.hours:g} h, {made} windows made, "
+            f"{accepted} accepted, {failed} requests failed"
         )
 
     def _simulate(self, url: str, at: int, devices: list[SimulatedDevice], begun_s: float) -> None:
