@@ -15,6 +15,8 @@ from fleet.simulator.phone import Temperatures
 
 VERSIONS = Versions(release=1, model="1", engine="simulated", config="1", monitor="1", app="simulator")
 
+_SLOWEST = 0.01
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -53,7 +55,8 @@ class Plan:
             1 <= self.count <= 1_000_000
             and special <= self.count
             and 0 < self.hours <= 24 * 366
-            and self.speed > 0
+            and self.speed >= _SLOWEST
+            and min((*self.faulty.values(), *self.drifted.values()), default=0) >= 0
             and 1 <= self.threads <= 64
             and 0 < self.windows_per_h <= 500
         )
@@ -62,7 +65,7 @@ class Plan:
                 f"{self.count} devices, {special} of them faulty or drifted, for {self.hours:g} hours, "
                 f"{self.windows_per_h:g} windows an hour, {self.threads} threads, speed {self.speed:g}",
                 allowed="1 to 1,000,000 devices, no more of them special; up to 8784 hours, 500 windows an "
-                "hour, 64 threads; a speed above 0",
+                "hour, 64 threads; a speed of 0.01 or more; no negative number",
                 next_step="change what is outside",
             )
 
