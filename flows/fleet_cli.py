@@ -1,12 +1,16 @@
 """`edgeloop fleet`: the gateway that devices speak to. Imports nothing heavy until called."""
 
 import json
+import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from fleet.device.errors import UserError
+from flows.simulate_cli import simulate
 from tasks.terminal import plain
 from tasks.workspace import repository
 
@@ -15,8 +19,10 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="")]
 Flag = Annotated[bool, Parameter(negative="")]
+_MOST_ENROLMENTS_PER_S = 100_000
 
 fleet = App(name="fleet", help="The gateway: devices enrol, send windows, and fetch releases and policies.")
+fleet.command(simulate)
 
 
 def _state(folder: Path | None) -> Path:
@@ -35,6 +41,7 @@ def serve(
     classifier: Path | None = None,
     insecure: Flag = False,
     open_pages: Flag = False,
+    enrolments_per_s: float | None = None,
 ) -> int:
     """Serve devices, and the fleet page for this machine, until Ctrl-C.
 
@@ -48,8 +55,17 @@ def serve(
         classifier: An .mnn file with its card.json beside it: answers hard samples of devices with consent.
         insecure: Listen beyond this machine without TLS, because a proxy in front does it.
         open_pages: Show the fleet page and the metrics to other machines, too.
+        enrolments_per_s: Most that one address may enrol. Default: 1 in 5 seconds; more for many behind
+            one address, and for `edgeloop fleet simulate`.
     """
+    from fleet.gateway.limits import Limits
     from fleet.gateway.serve import serve as run
+
+    limits = Limits()
+    if enrolments_per_s is not None:
+        _check_rate(enrolments_per_s)
+        burst = max(limits.enrolments_burst, math.ceil(enrolments_per_s))
+        limits = replace(limits, enrolments_per_s=enrolments_per_s, enrolments_burst=burst)
 
     return run(
         _state(folder),
@@ -61,7 +77,17 @@ def serve(
         insecure=insecure,
         open_pages=open_pages,
         classifier=classifier,
+        limits=limits,
     )
+
+
+def _check_rate(per_s: float) -> None:
+    if not 0 < per_s <= _MOST_ENROLMENTS_PER_S:
+        raise UserError(
+            f"--enrolments-per-s {per_s:g}",
+            allowed=f"more than 0, at most {_MOST_ENROLMENTS_PER_S:,}",
+            next_step="leave it out for 1 in 5 seconds",
+        )
 
 
 @fleet.command

@@ -149,7 +149,7 @@ class Quarantined:
     """A window that is kept apart; sending it again is of no use."""
 
     index: int
-    """Its place in the batch."""
+    """Its place in the batch; -1: the whole batch, of a schema that the gateway does not know."""
     reason: str
 
 

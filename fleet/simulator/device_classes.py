@@ -27,7 +27,7 @@ from fleet.device.errors import UserError
 from fleet.device.release import Tier
 from fleet.simulator.traces import MLPERF_QUANTILES, MlperfRow, NcnnRow, QaiRow, Telemetry
 
-Source = Literal["mlperf", "ncnn", "qai"]
+Source = Literal["mlperf", "ncnn", "qai", "made_up"]
 HIGH_BELOW_MS, LOW_FROM_MS = 15.0, 50.0
 SHARE_OF_TIER: Mapping[Tier, float] = {"high": 0.2, "mid": 0.5, "low": 0.3}
 _TASKS = (

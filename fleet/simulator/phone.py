@@ -6,12 +6,12 @@ it drains and charges by a straight line between two levels, an assumption too.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.device.degrade.sensors_trace import TracePoint, TraceSensors
+from fleet.device.degrade.sensors_trace import TracePoint
 from fleet.device.sensors import Reading
 from fleet.device.wire import Network
 
@@ -40,12 +40,28 @@ class Battery:
         return _EMPTY + (phase_h - draining_h) * self.charge_per_h, True
 
 
+class Temperatures:
+    """The temperatures of a trace, over and over; one serves a whole fleet."""
+
+    def __init__(self, trace: Sequence[TracePoint]) -> None:
+        """Of at least one point."""
+        self._at_s = np.array([point.at_s for point in trace])
+        self._celsius = np.array([point.temperature_c for point in trace])
+        self.length_s = float(self._at_s[-1]) + 1.0
+        """A trace lasts one second longer than its last row."""
+
+    def at(self, seconds: float) -> float:
+        """In degrees Celsius, by the row that is due."""
+        row = np.searchsorted(self._at_s, seconds % self.length_s, side="right") - 1
+        return float(self._celsius[row])
+
+
 class SimulatedPhone:
     """`fleet.device.sensors.Sensors` of one device of a fleet."""
 
     def __init__(
         self,
-        trace: tuple[TracePoint, ...],
+        temperatures: Temperatures,
         rng: np.random.Generator,
         *,
         speed: float = 1.0,
@@ -56,16 +72,15 @@ class SimulatedPhone:
         """Draw one; the same for the same generator state.
 
         Args:
-            trace: Of `read_telemetry(...).phone`.
+            temperatures: Of `read_telemetry(...).phone`, or made up.
             rng: Draws where it begins, its shift and its battery.
             speed: Seconds of the simulation in a second of the clock.
             network: May be set later.
             memory_mb: What its process holds, MiB; may be set later.
             clock: Monotonic seconds.
         """
-        self._trace = TraceSensors(
-            trace, speed=speed, start_s=float(rng.uniform(0, trace[-1].at_s)), clock=clock
-        )
+        self._temperatures = temperatures
+        self._start_s = float(rng.uniform(0, temperatures.length_s))
         self._shift_c = float(rng.normal(0, SHIFT_C))
         self._battery = Battery(
             drain_per_h=float(rng.uniform(5, 20)),
@@ -77,10 +92,10 @@ class SimulatedPhone:
 
     def read(self) -> Reading:
         """What is so now."""
-        hours = (self._clock() - self._began_s) * self._speed / 3600
-        percent, charging = self._battery.at(hours)
+        seconds = (self._clock() - self._began_s) * self._speed
+        percent, charging = self._battery.at(seconds / 3600)
         return Reading(
-            temperature_c=self._trace.now().temperature_c + self._shift_c,
+            temperature_c=self._temperatures.at(self._start_s + seconds) + self._shift_c,
             battery_percent=round(percent, 1),
             charging=charging,
             network=self.network,

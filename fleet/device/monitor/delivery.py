@@ -24,6 +24,8 @@ _ABOUT_A_WINDOW = (400, 413, 422)
 """What of 4xx the content of a batch may cause; the others are about the device, the path or the moment."""
 _AGAIN = (408, 429)
 _SAID_CHARACTERS = 200
+_WHOLE = -1
+"""Index in a receipt: the whole batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +129,16 @@ def read_receipt(body: bytes, windows: int) -> Receipt | None:
     items = record.get("quarantined")
     if accepted is None or duplicates is None or server_ms is None or not isinstance(items, list):
         return None
-    if accepted + duplicates + len(items) != windows or not all(isinstance(item, dict) for item in items):
+    if not all(isinstance(item, dict) for item in items):
         return None
-    quarantined = (Quarantined(index=_count(q.get("index")) or 0, reason=str(q.get("reason"))) for q in items)
+    # A batch of a schema that the gateway does not know is kept whole: one item for all its windows.
+    whole = [item.get("index") for item in items] == [_WHOLE] and accepted + duplicates == 0
+    if not whole and accepted + duplicates + len(items) != windows:
+        return None
+    quarantined = (
+        Quarantined(index=_WHOLE if whole else _count(q.get("index")) or 0, reason=str(q.get("reason")))
+        for q in items
+    )
     return Receipt(
         accepted=accepted, duplicates=duplicates, quarantined=tuple(quarantined), server_ms=server_ms
     )

@@ -2,8 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 from fleet.device.monitor.client import GatewayClient
 from fleet.device.monitor.delivery import Courier
@@ -27,7 +29,27 @@ class Sent:
     retry_after_s: float = 0.0
 
 
-def send(numbers: Sequence[int], spool: Spool, courier: Courier) -> Sent:
+class Waiting(Protocol):
+    """What `send` needs of a spool."""
+
+    def in_flight(self, numbers: Iterable[int]) -> AbstractContextManager[None]:
+        """Keep these for the block."""
+        ...
+
+    def read(self, number: int) -> bytes | None:
+        """An encoded window; None when it is gone."""
+        ...
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """They were taken."""
+        ...
+
+    def put_aside(self, number: int, why: str) -> None:
+        """It will not be taken."""
+        ...
+
+
+def send(numbers: Sequence[int], spool: Waiting, courier: Courier) -> Sent:
     """Send windows in batches; those that were taken leave the spool.
 
     A batch that the gateway refuses is halved until the window is found that it refuses alone. That one is

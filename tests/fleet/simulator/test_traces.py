@@ -19,7 +19,7 @@ from fleet.simulator.device_classes import (
     pick,
     tier_of,
 )
-from fleet.simulator.phone import Battery, SimulatedPhone
+from fleet.simulator.phone import Battery, SimulatedPhone, Temperatures
 from fleet.simulator.traces import read_telemetry
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "telemetry.tar"
@@ -101,7 +101,7 @@ def test_the_same_seed_the_same_fleet(telemetry, classes):
     def fleet(seed):
         rng = np.random.default_rng(seed)
         chosen = pick(classes, rng, 50)
-        phone = SimulatedPhone(telemetry.phone, rng, clock=lambda: 0.0)
+        phone = SimulatedPhone(Temperatures(telemetry.phone), rng, clock=lambda: 0.0)
         return [(c.name, float(c.latency_ms(rng, 40.0)[0])) for c in chosen], phone.read()
 
     assert fleet(1) == fleet(1)
@@ -118,7 +118,7 @@ def test_a_fleet_has_the_shares(classes):
 def test_a_phone_gets_as_hot_as_the_recorded_one(telemetry):
     """Over the trace, shifted; by then the latency is four times as long."""
     now = [0.0]
-    phone = SimulatedPhone(telemetry.phone, np.random.default_rng(5), clock=lambda: now[0])
+    phone = SimulatedPhone(Temperatures(telemetry.phone), np.random.default_rng(5), clock=lambda: now[0])
     seen = []
     for second in range(0, 1600, 2):
         now[0] = float(second)

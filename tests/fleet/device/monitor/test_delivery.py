@@ -249,6 +249,19 @@ def test_a_receipt_that_does_not_add_up_is_none(change):
         assert read_receipt(body, 3) is None
 
 
+def test_a_batch_that_is_kept_whole_is_acknowledged():
+    """Of an unknown schema: one item, -1, stands for all its windows; beside others it is none."""
+    whole = {
+        "accepted": 0,
+        "duplicates": 0,
+        "quarantined": [{"index": -1, "reason": "schema"}],
+        "server_ms": 5,
+    }
+    assert read_receipt(json.dumps(whole).encode(), 45).quarantined[0].index == -1
+    for change in ({"accepted": 2}, {"quarantined": whole["quarantined"] * 2}):
+        assert read_receipt(json.dumps(whole | change).encode(), 45) is None
+
+
 def test_https_is_verified(tmp_path):
     """A certificate that nobody vouches for is a network error, and nothing is sent."""
     import ssl
