@@ -1,7 +1,11 @@
 """The command line: what it offers, how it refuses."""
 
 import json
+import os
+import shutil
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from clones import edgeloop
@@ -121,11 +125,22 @@ def test_files_that_are_the_champions_own_lost_nothing(capsys):
         ({"name": "edgeloop-digits", "version": 2}, ", the champion"),
     ],
 )
-def test_an_approved_version_does_not_wait_for_review(champion, said, capsys):
+def test_an_approved_version_does_not_wait_for_review(champion, said, capsys, monkeypatch):
     """Only the very version that is the champion is called so."""
+    monkeypatch.setattr(shutil, "which", lambda _name: "/somewhere/edgeloop")
     built = replace(_built(), registered={"name": "edgeloop-digits", "version": 2}, champion=champion)
     print_built(built, "reports/release.html")
     assert f"registered: edgeloop-digits version 2{said}\n" in capsys.readouterr().out
+
+
+def test_advice_can_be_typed_where_no_environment_is_active(capsys, monkeypatch, tmp_path):
+    """After `make loop` in a plain shell `edgeloop` is not on PATH: the advice names it by its path."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    print_built(
+        replace(_built(), registered={"name": "edgeloop-digits", "version": 2}), "reports/release.html"
+    )
+    typed = os.path.relpath(Path(sys.executable).with_name("edgeloop"))
+    assert f"; `{typed} release list` says what waits for review\n" in capsys.readouterr().out
 
 
 def _failed(name: str, measured: float, threshold: float, unit: str) -> dict:
