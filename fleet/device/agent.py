@@ -21,13 +21,12 @@ from fleet.device.errors import EngineError
 from fleet.device.monitor import DEFAULT_UPLOAD, MONITOR_VERSION, Monitor
 from fleet.device.runtime import AbnormalOutputError, Answer, DeviceInfo, Runtime, Update
 from fleet.device.runtime.loaded import HowToRun
+from fleet.device.runtime.tiers import tier_of
 from fleet.device.sensors import Sensors
 from fleet.device.wire import Environment, Versions
 
 _SIDE = 64
 """Input statistics are of about so many rows and columns: a whole frame would cost more than a model."""
-
-Now = tuple[Versions, Environment]
 
 
 class Observer:
@@ -35,27 +34,46 @@ class Observer:
 
     version = MONITOR_VERSION
 
-    def __init__(self, monitor: Monitor, describe: Callable[[Answer], Now | None]) -> None:
-        """Windows begin anew where `describe` has words for an answer of another release than the last."""
-        self._monitor, self._describe = monitor, describe
-        self._release, self._lock = 0, threading.Lock()
+    def __init__(
+        self,
+        monitor: Monitor,
+        running: Callable[[], HowToRun | None],
+        describe: Callable[[HowToRun, str], tuple[Versions, Environment]],
+    ) -> None:
+        """Windows begin anew where an answer is of another release, tier, variant or backend than the last.
+
+        Args:
+            monitor: Records.
+            running: What runs now.
+            describe: It, on this backend, in the words of a window.
+        """
+        self._monitor, self._running, self._describe = monitor, running, describe
+        self._told: object = None
+        self._lock = threading.Lock()
 
     def answered(self, image_HWC: npt.NDArray[np.uint8], answer: Answer, latency_ms: float) -> None:
         """Record an answer; of a release that was just replaced it counts with the one that replaced it."""
         mean, std = statistics(image_HWC)
         with self._lock:
-            if answer.release != self._release and (now := self._describe(answer)) is not None:
-                self._monitor.set_versions(*now)
-                self._release = answer.release
+            how = self._running()
+            if how is not None and how.release.counter == answer.release:
+                self._tell(how, answer.backend)
             self._monitor.record(latency_ms, answer.confidence, answer.index, mean, std)
 
-    def failed(self, error: EngineError, latency_ms: float) -> None:
-        """Record an inference that raised, or whose output is none."""
+    def failed(self, error: EngineError, latency_ms: float, how: HowToRun) -> None:
+        """Record an inference that raised, or whose output is none, with the release that failed."""
         with self._lock:
+            self._tell(how, how.config.backend)
             if isinstance(error, AbnormalOutputError):
                 self._monitor.record(latency_ms, abnormal=True)
             else:
                 self._monitor.record_failure()
+
+    def _tell(self, how: HowToRun, backend: str) -> None:
+        now = (how.release.counter, how.entry.tier, how.plan.variant, backend)
+        if now != self._told:
+            self._monitor.set_versions(*self._describe(how, backend))
+            self._told = now
 
 
 class DeviceAgent:
@@ -99,7 +117,7 @@ class DeviceAgent:
             sensors=sensors,
         )
         try:
-            observer = Observer(self._monitor, self._describe)
+            observer = Observer(self._monitor, self._running, self._describe)
             self._runtime = Runtime(folder / "runtime", device, observer, root=root)
         except BaseException:
             self._monitor.stop()
@@ -144,11 +162,11 @@ class DeviceAgent:
         if policy is not None:
             self._monitor.set_policy(policy.upload or DEFAULT_UPLOAD, policy.anomalies)
 
-    def _describe(self, answer: Answer) -> Now | None:
-        running = self._runtime.status().running
-        if running is None or running.release.counter != answer.release:
-            return None  # replaced since
-        return self._versions(running), self._environment(running, answer)
+    def _running(self) -> HowToRun | None:
+        return self._runtime.running
+
+    def _describe(self, how: HowToRun, backend: str) -> tuple[Versions, Environment]:
+        return self._versions(how), self._environment(how, backend)
 
     def _versions(self, running: HowToRun) -> Versions:
         return Versions(
@@ -160,20 +178,20 @@ class DeviceAgent:
             app=self._app,
         )
 
-    def _environment(self, running: HowToRun, answer: Answer) -> Environment:
+    def _environment(self, running: HowToRun, backend: str) -> Environment:
         _, empty = self._nothing_yet()
         return Environment(
             device_model=empty.device_model,
             os=empty.os,
             network=empty.network,
             charging=empty.charging,
-            backend=answer.backend,
+            backend=backend,
             driver="",
             tier=running.entry.tier,
-            variant=answer.variant,
+            variant=running.plan.variant,
         )
 
-    def _nothing_yet(self) -> Now:
+    def _nothing_yet(self) -> tuple[Versions, Environment]:
         """Before the first answer; network and charging come from the sensors, window by window."""
         versions = Versions(
             release=0,
@@ -190,7 +208,7 @@ class DeviceAgent:
             charging=None,
             backend="",
             driver="",
-            tier="",
+            tier=tier_of(self._device, None),
             variant="",
         )
         return versions, environment

@@ -6,9 +6,11 @@ form: method, path, device, time, nonce and the hash of the body as sent.
 """
 
 import base64
+import contextlib
 import hashlib
 import os
 import secrets
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,16 +67,16 @@ class DeviceKey:
         Raises:
             UserError: the file is no key, or others may read it.
         """
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            return cls._read(path)
-        with os.fdopen(descriptor, "wb") as file:
-            private = secrets.token_bytes(_KEY_BYTES)
-            file.write(private)
-            file.flush()
-            os.fsync(file.fileno())
-        return cls(private)
+        if not path.exists():
+            # Whole or not at all, whoever is killed: linked into its place when it is on the disk.
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as made:  # mode 0600
+                made.write(secrets.token_bytes(_KEY_BYTES))
+                made.flush()
+                os.fsync(made.fileno())
+                with contextlib.suppress(FileExistsError):  # another process was faster: its key holds
+                    os.link(made.name, path)
+            _sync_folder(path.parent)
+        return cls._read(path)
 
     @classmethod
     def _read(cls, path: Path) -> "DeviceKey":
@@ -95,6 +97,14 @@ class DeviceKey:
         )
         signature = base64.b64encode(self._private.sign(request.message())).decode()
         return {DEVICE: self.device, TIME: str(time_ms), NONCE: nonce, SIGNATURE: signature}
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def is_signed_by(public_key: bytes, request: SignedRequest, signature: str) -> bool:

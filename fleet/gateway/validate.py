@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterator
+from typing import get_args
 
 from fleet.device.histogram import BASE, MOST_BUCKETS, Histogram
+from fleet.device.release import Tier
 from fleet.device.wire import INFERENCES_PER_WINDOW, Window
 
 _TEXT_CHARACTERS = 128
@@ -17,8 +19,8 @@ _EARLIEST_MS = 1_577_836_800_000
 _AHEAD_MS = 86_400_000
 _MOST_DURATION_MS = 366 * 86_400_000
 _BOOT = re.compile(r"[0-9a-f]{16}")
-_TIER = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
-"""It becomes the name of a folder."""
+_TIERS = get_args(Tier)
+"""Each becomes a folder, so that a device cannot have as many as it likes."""
 _INTERIOR = 1e-9
 """Nearer to a bucket's bound than this, relatively, the exact check decides."""
 
@@ -69,8 +71,8 @@ def _text_faults(window: Window) -> Iterator[str]:
     ):
         if len(text) > _TEXT_CHARACTERS or not text.isprintable():
             yield f"{name} has {len(text)} characters, or some that cannot be printed"
-    if not _TIER.fullmatch(environment.tier):
-        yield "tier is not a short lower-case name"
+    if environment.tier not in _TIERS:
+        yield f"tier is none of {', '.join(_TIERS)}"
 
 
 def _count_faults(window: Window) -> Iterator[str]:

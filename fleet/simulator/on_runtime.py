@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fleet.device.errors import EngineError, UserError
 from fleet.device.monitor.ring import ABNORMAL, ABSENT, DONE, FAILED, RECORD, Records
 from fleet.device.runtime import Runtime
-from fleet.device.runtime.loaded import Answer
+from fleet.device.runtime.loaded import Answer, HowToRun
 from fleet.device.runtime.runtime import NO_MONITOR
 from fleet.device.wire import INFERENCES_PER_WINDOW, Environment, Versions
 from fleet.simulator.device_classes import DeviceClass
@@ -95,7 +95,7 @@ class RuntimeSource:
         mean, spread = float(image_HWC.mean()), float(image_HWC.std())
         self._rows.append((latency_ms, answer.confidence, answer.index, kind, mean, spread))
 
-    def failed(self, error: EngineError, latency_ms: float) -> None:  # noqa: ARG002 - what the hook is told
+    def failed(self, error: EngineError, latency_ms: float, how: HowToRun) -> None:  # noqa: ARG002 - the hook's
         """An inference failed; the runtime may have another release to ask."""
         self._rows.append((ABSENT, ABSENT, -1, FAILED, ABSENT, ABSENT))
 

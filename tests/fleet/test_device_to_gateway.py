@@ -86,6 +86,35 @@ def test_a_release_is_run_watched_and_told_of(tmp_path, repository):
     assert windows[0].quality.input_mean.sum == pytest.approx(means, rel=1e-5)
 
 
+def test_a_failure_is_booked_on_the_release_that_failed(tmp_path, repository):
+    """Release 2 fails its first inference; release 1 answers; the failure's window says release 2."""
+    made, _ = repository
+    trap = rig.make_model(tmp_path, 9, trap=True)
+    golden = rig.write_golden(trap, trap.with_suffix(".npz"))
+    dark = np.zeros((16, 16, 3), np.uint8)
+    images = np.random.default_rng(5).integers(100, 256, (30, 16, 16, 3), np.uint8)  # beyond the trial
+    with kit.gateway(tmp_path / "gateway", repository=tmp_path / "repository") as gateway:
+        key = DeviceKey.load(tmp_path / "device.key")
+        assert kit.Client(gateway.port, key).enrol(*serve.token(gateway.folder)).status == 201
+        info = replace(rig.PHONE, id=key.device)
+        url = f"http://127.0.0.1:{gateway.port}"
+        with DeviceAgent(
+            tmp_path / "agent", info, key, url, root=made.root, sensors=OnTheDesk(), app="7"
+        ) as agent:
+            agent.update()
+            for image in images:
+                agent.predict(image)
+            broken = rig.plan("mbv3s-p30-fp32-r16", trap, golden)
+            made.publish_release(rig.release(2, broken, monitor_version=MONITOR_VERSION), [trap, golden])
+            assert agent.update().action == "installed"
+            assert agent.predict(dark).release == 1
+            assert agent.flush()
+            stored(gateway.folder, key.device, 3)
+    windows = kit.windows(gateway.folder, key.device)
+    told = [(w.versions.release, w.performance.inferences, w.quality.abnormal_outputs) for w in windows]
+    assert told == [(1, 30, 0), (2, 1, 1), (1, 1, 0)]
+
+
 def test_a_monitor_of_another_version_is_refused(tmp_path, repository):
     """The monitor is bound to the release as the model is (R1)."""
     made, plan = repository

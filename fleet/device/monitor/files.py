@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 PARTIAL = ".partial"
@@ -14,9 +15,11 @@ def write_durably(path: Path, content: bytes) -> None:
     Raises:
         OSError: it could not be; then nothing new is there.
     """
-    partial = path.with_name(path.name + PARTIAL)
+    # A name of its own: two processes that write one file must not write into each other's.
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=PARTIAL)
+    partial = Path(name)
     try:
-        with partial.open("wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -14,23 +14,23 @@ BLOCK = 64
 class Sequences:
     """Gives the numbers of one device, from the file that remembers them."""
 
-    def __init__(self, path: Path, *, above: int, fresh: bool, now_ms: int) -> None:
+    def __init__(self, path: Path, *, above: int, now_ms: int) -> None:
         """Go on after what is reserved in `path`.
 
         Args:
             path: The file; it is made with the first number.
             above: A number known to be used.
-            fresh: Whether this device never had a number, as far as its folder tells.
-            now_ms: Wall time. When the file is missing or broken though the device is not fresh, numbers go
-                on from here: one a millisecond would be more than any device ever used.
+            now_ms: Wall time. When the file is missing or broken, numbers go on from here: an app installed
+                anew may have the key of before, and the gateway takes a number it knows for a repeat. One a
+                millisecond would be more than any device ever used.
 
         Raises:
             OSError: the file is there and cannot be read.
         """
         self._path = path
         reserved = _reserved(path)
-        self.was_broken = reserved is None and not fresh
-        self._next = max(above + 1, reserved + 1 if reserved is not None else (1 if fresh else now_ms))
+        self.was_broken = reserved is None and path.exists()
+        self._next = max(above + 1, now_ms if reserved is None else reserved + 1)
         self._reserved = self._next - 1
 
     def next(self) -> int:

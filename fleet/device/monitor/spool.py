@@ -172,15 +172,14 @@ class Spool:
     def _open(self) -> Sequences:
         self._windows.mkdir(parents=True, exist_ok=True)
         self._take_lock()
-        for partial in self._windows.glob(f"*{PARTIAL}"):
-            partial.unlink()
+        for partial in (*self.folder.glob(f"*{PARTIAL}"), *self._windows.glob(f"*{PARTIAL}")):
+            partial.unlink(missing_ok=True)
         found = (_NAME.fullmatch(entry.name) for entry in self._windows.iterdir())
         waiting = {int(match[1]): match[2] == "a" for match in found if match}
         with self._lock:
             self._waiting = dict(sorted(waiting.items()))
-        fresh = not waiting and not self._aside.exists() and not (self.folder / "uploads.jsonl").exists()
         self._sequences = Sequences(
-            self.folder / "sequence", above=max(waiting, default=0), fresh=fresh, now_ms=self._wall_ms()
+            self.folder / "sequence", above=max(waiting, default=0), now_ms=self._wall_ms()
         )
         if self._sequences.was_broken:
             _log.warning("%s: the numbers used are not readable; going on from the time", self.folder)

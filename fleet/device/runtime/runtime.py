@@ -45,8 +45,8 @@ class Monitor(Protocol):
         """A request was answered; the latency is that of preprocessing and inference."""
         ...
 
-    def failed(self, error: EngineError, latency_ms: float) -> None:
-        """An inference failed; the request may still be answered, by the release before."""
+    def failed(self, error: EngineError, latency_ms: float, how: HowToRun) -> None:
+        """An inference of this release failed; the request may still be answered, by the release before."""
         ...
 
 
@@ -151,6 +151,12 @@ class Runtime:
         )
 
     @property
+    def running(self) -> HowToRun | None:
+        """What is loaded now; None before the first request."""
+        current = self._current
+        return current.how if current else None
+
+    @property
     def policy(self) -> Policy | None:
         """The one in force; None before the first."""
         return self._home.policy
@@ -172,7 +178,7 @@ class Runtime:
                     answer = model.predict(image_HWC)
                 except EngineError as error:
                     if self._monitor:
-                        self._monitor.failed(error, (time.perf_counter() - started) * 1e3)
+                        self._monitor.failed(error, (time.perf_counter() - started) * 1e3, model.how)
                     if not self._give_up(model, error):
                         raise
                     continue

@@ -27,7 +27,7 @@ class Sending:
 
     def __init__(self, folder, url, n=3, **client):
         self.folder, self.loss, self.waits = folder, LossCounter(), []
-        self.spool = Spool(folder, self.loss)
+        self.spool = Spool(folder, self.loss, wall_ms=lambda: 1)
         for index in range(n):
             self.spool.put(window(mark=10.0 + index))
         self.client = GatewayClient(url, **client)

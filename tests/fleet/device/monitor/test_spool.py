@@ -55,11 +55,19 @@ def test_numbers_are_reserved_before_they_are_used(tmp_path):
     path = tmp_path / "sequence"
     given = []
     for _ in range(3):
-        numbers = Sequences(path, above=0, fresh=not given, now_ms=CLOCK_MS)
+        numbers = Sequences(path, above=0, now_ms=CLOCK_MS)
         given += [numbers.next() for _ in range(BLOCK + 1)]
     assert len(set(given)) == len(given)
     assert given == sorted(given)
-    assert given[0] == 1
+    assert given[0] == CLOCK_MS  # of another installation's, which had the same key, none is used again
+
+
+def test_a_folder_emptied_beside_a_kept_key_repeats_no_number(tmp_path):
+    """An app installed anew: the gateway knows the key, and would take a number of before for a repeat."""
+    first = Sequences(tmp_path / "a", above=0, now_ms=CLOCK_MS)
+    given = {first.next() for _ in range(500)}
+    again = Sequences(tmp_path / "b", above=0, now_ms=CLOCK_MS + 60_000)
+    assert not given & {again.next() for _ in range(500)}
 
 
 @pytest.mark.parametrize("content", [b"", b"12", b"99 00000000\n", b"\xff\x00", b"-5 12345678"])
@@ -72,7 +80,7 @@ def test_a_broken_file_of_numbers_repeats_none(tmp_path, content):
     (tmp_path / "sequence").write_bytes(content)
     second = opened(tmp_path)
     second.put(window())
-    assert sorted(second.waiting()) == [used, CLOCK_MS]
+    assert sorted(second.waiting()) == [used, max(CLOCK_MS, used + 1)]
 
 
 def test_a_full_spool_drops_the_oldest_without_anomalies(tmp_path):
@@ -188,7 +196,7 @@ def test_a_folder_that_cannot_be_written_keeps_the_newest_in_memory(tmp_path, mo
     spool.settle()
     kept = list(marks(spool).values())
     assert kept == [1.0, *(105.0 + index for index in range(MOST_IN_MEMORY - 1))]
-    assert list(spool.waiting()) == list(range(1, MOST_IN_MEMORY + 1))
+    assert list(spool.waiting()) == list(range(CLOCK_MS, CLOCK_MS + MOST_IN_MEMORY))
     assert spool.close() == 0
 
 
@@ -217,7 +225,7 @@ def test_a_write_that_fails_half_way_keeps_its_number(tmp_path, monkeypatch):
     assert fails == []
     assert spool.in_memory == 1
     spool.put(window(mark=2.0))
-    assert marks(spool) == {1: 1.0, 2: 2.0}
+    assert marks(spool) == {CLOCK_MS: 1.0, CLOCK_MS + 1: 2.0}
 
 
 def test_the_lock_goes_with_the_process(tmp_path):

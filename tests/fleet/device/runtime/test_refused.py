@@ -31,7 +31,7 @@ class Listener:
     def answered(self, image_HWC, answer, latency_ms):
         self.heard.append((image_HWC.shape, answer.release, latency_ms > 0))
 
-    def failed(self, error, latency_ms):
+    def failed(self, error, latency_ms, how):
         self.heard.append(type(error).__name__)
 
 
