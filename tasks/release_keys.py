@@ -1,6 +1,5 @@
 """The private keys that sign releases: one Ed25519 key a role, in files that only their owner may read."""
 
-import os
 from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -9,6 +8,7 @@ from securesystemslib.signer import (  # type: ignore[attr-defined]  # it does n
     Key,
 )
 
+from fleet.device.durable import make_once
 from fleet.device.errors import UserError
 
 
@@ -27,18 +27,12 @@ class Keys:
         """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         signer = CryptoSigner.generate_ed25519()
-        try:
-            descriptor = os.open(self._path(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError as error:
+        if not make_once(self._path(name), signer.private_bytes):
             raise UserError(
                 f"{self._path(name)} exists",
                 allowed="a folder without keys for a new repository",
                 next_step="give another folder, or go on with the repository of these keys",
-            ) from error
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(signer.private_bytes)
-            file.flush()
-            os.fsync(file.fileno())
+            )
         return signer.public_key
 
     def signer(self, name: str) -> CryptoSigner:

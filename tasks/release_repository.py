@@ -11,7 +11,6 @@ whose file names carry version or hash too: a publisher that is killed leaves th
 import datetime as dt
 import fcntl
 import hashlib
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,10 +33,10 @@ from tuf.api.metadata import (  # type: ignore[attr-defined]  # it does not list
 )
 from tuf.api.serialization import DeserializationError
 
+from fleet.device.durable import replacing, write_durably
 from fleet.device.errors import UserError
 from fleet.device.release import (
     BEFORE_TARGET,
-    BUCKETS,
     FILES,
     POLICY_TARGET,
     RELEASE_TARGET,
@@ -45,10 +44,11 @@ from fleet.device.release import (
     Policy,
     Release,
 )
-from fleet.device.runtime.durable import sync_folder, write_durably
 from tasks.release_keys import Keys
 
 TIMESTAMP_DAYS, OTHERS_DAYS = 7, 365
+_SERVED = 0o644
+"""Everything in the repository is public, and a web server of another user has to read it."""
 _TOP = ("root", "targets", "snapshot", "timestamp")
 _SECOND = "reviewer"
 """Signs releases too, where two must."""
@@ -194,7 +194,7 @@ class ReleaseRepository:
             root.unrecognized_fields["demo"] = True
         signed_root = Metadata(root)
         signed_root.sign(self._keys.signer("root"))
-        write_durably(self._metadata / "1.root.json", signed_root.to_bytes())
+        write_durably(self._metadata / "1.root.json", signed_root.to_bytes(), mode=_SERVED)
         delegated = DelegatedRole(
             _POLICY, [public[_POLICY].keyid], 1, terminating=True, paths=[POLICY_TARGET]
         )
@@ -217,15 +217,15 @@ class ReleaseRepository:
             metadata = current.policy if role == _POLICY else current.targets
             delegator = current.targets.signed if role == _POLICY else root
             data = self._signed(metadata, role, delegator, OTHERS_DAYS)
-            write_durably(self._metadata / f"{metadata.signed.version}.{role}.json", data)
+            write_durably(self._metadata / f"{metadata.signed.version}.{role}.json", data, mode=_SERVED)
             current.snapshot.signed.meta[f"{role}.json"] = _meta(metadata.signed.version, data)
         if roles:
             data = self._signed(current.snapshot, "snapshot", root, OTHERS_DAYS)
             version = current.snapshot.signed.version
-            write_durably(self._metadata / f"{version}.snapshot.json", data)
+            write_durably(self._metadata / f"{version}.snapshot.json", data, mode=_SERVED)
             current.timestamp.signed.snapshot_meta = _meta(version, data)
         data = self._signed(current.timestamp, "timestamp", root, timestamp_days)
-        write_durably(self._metadata / "timestamp.json", data)
+        write_durably(self._metadata / "timestamp.json", data, mode=_SERVED)
 
     def _signed(self, metadata: Metadata[Any], role: str, delegator: Root | Targets, days: float) -> bytes:
         """The next version of a role's metadata, signed by as many as must."""
@@ -295,7 +295,7 @@ class ReleaseRepository:
         out = (
             rollout is None
             or release.counter < rollout.counter
-            or (release.counter == rollout.counter and rollout.buckets == BUCKETS and not rollout.stopped)
+            or (release.counter == rollout.counter and rollout.complete)
         )
         return release if out else Release.parse(older) if older else None
 
@@ -308,7 +308,7 @@ class ReleaseRepository:
         return self._targets / f"{folder}{slash}{sha256}.{name}"
 
     def _put(self, target: str, content: bytes) -> TargetFile:
-        write_durably(self._path(target, hashlib.sha256(content).hexdigest()), content)
+        write_durably(self._path(target, hashlib.sha256(content).hexdigest()), content, mode=_SERVED)
         return TargetFile.from_data(target, content, ["sha256"])
 
     def _put_file(self, file: FileOf, source: Path | None) -> TargetFile:
@@ -322,12 +322,8 @@ class ReleaseRepository:
                     allowed="the file that the release names by hash and length",
                     next_step="give its path, or build the release from the files anew",
                 )
-            beside = path.with_name(f".new-{path.name}")
-            shutil.copyfile(source, beside)
-            with beside.open("rb") as copied:
-                os.fsync(copied.fileno())
-            beside.replace(path)
-            sync_folder(path.parent)
+            with source.open("rb") as given, replacing(path, mode=_SERVED) as copied:
+                shutil.copyfileobj(given, copied)
         return TargetFile(file.length, {"sha256": file.sha256}, target)
 
     @contextmanager

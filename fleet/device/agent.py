@@ -8,6 +8,7 @@ with DeviceAgent(folder, device, key, "https://gateway", root=root, sensors=Linu
 import platform
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -79,6 +80,9 @@ class Observer:
 class DeviceAgent:
     """One model on a device, watched; thread-safe, a context manager.
 
+    Of a policy it obeys tiers, deny list, rollout, upload and anomalies. What is about frames and the cloud
+    (`policy.frames`, `policy.cloud_fallback`) the app passes on to `fleet/device/degrade` and `privacy`.
+
     Raises:
         UserError: another agent works in the folder, or an address is none.
         UpdateRefusedError: `root` is no root of trust.
@@ -119,10 +123,10 @@ class DeviceAgent:
         try:
             observer = Observer(self._monitor, self._running, self._describe)
             self._runtime = Runtime(folder / "runtime", device, observer, root=root)
-        except BaseException:
+            self._obey_policy()
+        except BaseException:  # nobody else could stop its threads
             self._monitor.stop()
             raise
-        self._obey_policy()
 
     def __enter__(self) -> Self:
         return self
@@ -134,8 +138,10 @@ class DeviceAgent:
 
     def close(self) -> None:
         """Answer what runs, write what was recorded, end. What is not sent yet the next start sends."""
-        self._runtime.close()
-        self._monitor.stop()
+        try:
+            self._runtime.close()
+        finally:
+            self._monitor.stop()
 
     @property
     def runtime(self) -> Runtime:
@@ -166,30 +172,14 @@ class DeviceAgent:
         return self._runtime.running
 
     def _describe(self, how: HowToRun, backend: str) -> tuple[Versions, Environment]:
-        return self._versions(how), self._environment(how, backend)
-
-    def _versions(self, running: HowToRun) -> Versions:
-        return Versions(
-            release=running.release.counter,
-            model=running.release.model_version,
-            engine=self._device.engine_version,
-            config=running.release.config_version,
-            monitor=MONITOR_VERSION,
-            app=self._app,
-        )
-
-    def _environment(self, running: HowToRun, backend: str) -> Environment:
-        _, empty = self._nothing_yet()
-        return Environment(
-            device_model=empty.device_model,
-            os=empty.os,
-            network=empty.network,
-            charging=empty.charging,
-            backend=backend,
-            driver="",
-            tier=running.entry.tier,
-            variant=running.plan.variant,
-        )
+        versions, environment = self._nothing_yet()
+        release = how.release
+        return replace(
+            versions,
+            release=release.counter,
+            model=release.model_version,
+            config=release.config_version,
+        ), replace(environment, backend=backend, tier=how.entry.tier, variant=how.plan.variant)
 
     def _nothing_yet(self) -> tuple[Versions, Environment]:
         """Before the first answer; network and charging come from the sensors, window by window."""

@@ -6,11 +6,8 @@ form: method, path, device, time, nonce and the hash of the body as sent.
 """
 
 import base64
-import contextlib
 import hashlib
-import os
 import secrets
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from fleet.device.durable import make_once
 from fleet.device.errors import UserError
 
 DEVICE, TIME, NONCE, SIGNATURE = "Edgeloop-Device", "Edgeloop-Time", "Edgeloop-Nonce", "Edgeloop-Signature"
@@ -68,14 +66,7 @@ class DeviceKey:
             UserError: the file is no key, or others may read it.
         """
         if not path.exists():
-            # Whole or not at all, whoever is killed: linked into its place when it is on the disk.
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as made:  # mode 0600
-                made.write(secrets.token_bytes(_KEY_BYTES))
-                made.flush()
-                os.fsync(made.fileno())
-                with contextlib.suppress(FileExistsError):  # another process was faster: its key holds
-                    os.link(made.name, path)
-            _sync_folder(path.parent)
+            make_once(path, secrets.token_bytes(_KEY_BYTES))  # where another was faster, its key holds
         return cls._read(path)
 
     @classmethod
@@ -97,14 +88,6 @@ class DeviceKey:
         )
         signature = base64.b64encode(self._private.sign(request.message())).decode()
         return {DEVICE: self.device, TIME: str(time_ms), NONCE: nonce, SIGNATURE: signature}
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def is_signed_by(public_key: bytes, request: SignedRequest, signature: str) -> bool:

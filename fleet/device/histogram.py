@@ -19,7 +19,7 @@ RELATIVE_ERROR = (BASE - 1) / (BASE + 1)
 """At most this far, relatively, is a quantile from a value that was recorded: 2.2 %."""
 MOST_BUCKETS = 1024
 """In one histogram and sign: 64 powers of two, 19 decades."""
-MOST_COUNT = 2**53
+_MOST_COUNT = 2**53
 """Larger counts are not exact in every JSON parser."""
 
 _PER_OCTAVE = 2**SCALE
@@ -141,7 +141,7 @@ class Histogram:
         Raises:
             ValueError: with the field and what is wrong.
         """
-        _require(0 < self.count <= MOST_COUNT, f"count is {self.count}")
+        _require(0 < self.count <= _MOST_COUNT, f"count is {self.count}")
         for name in ("sum", "min", "max"):
             _require(math.isfinite(getattr(self, name)), f"{name} is {getattr(self, name)}")
         _require(self.min <= self.max, f"min {self.min} is above max {self.max}")

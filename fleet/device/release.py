@@ -190,6 +190,11 @@ class Rollout:
         bucket = bucket_of(self.salt, device_id)
         return not self.stopped and bucket < min(self.buckets, BUCKETS - self.control)
 
+    @property
+    def complete(self) -> bool:
+        """Whether all get it who will: the control group does not."""
+        return not self.stopped and self.buckets >= BUCKETS - self.control
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
@@ -318,7 +323,7 @@ def _policy_checks(policy: Policy) -> Iterator[_Check]:
     for name in ("latency_ms", "latency_times_p99", "memory_mb", "consecutive_failures"):
         yield getattr(limits, name) > 0, f"anomalies.{name}", getattr(limits, name), "above 0"
     yield 0 <= limits.confidence <= 1, "anomalies.confidence", limits.confidence, "0 to 1"
-    yield from _frame_checks(policy.frames)
+    yield from frame_checks(policy.frames)
     rollout = policy.rollout
     yield rollout.counter >= 0, "rollout.counter", rollout.counter, "0 or more"
     for name in ("buckets", "control"):
@@ -326,7 +331,8 @@ def _policy_checks(policy: Policy) -> Iterator[_Check]:
         yield 0 <= value <= BUCKETS, f"rollout.{name}", value, f"0 to {BUCKETS}"
 
 
-def _frame_checks(frames: FramePolicy) -> Iterator[_Check]:
+def frame_checks(frames: FramePolicy) -> Iterator[_Check]:
+    """Whether a device could work by it and not flap: each bound, by name, with what is allowed."""
     yield 0 < frames.base_fps <= 1000, "frames.base_fps", frames.base_fps, "above 0, at most 1000"
     degrees = (frames.warm_c, frames.hot_c, frames.pause_c)
     rising = -50 <= degrees[0] < degrees[1] < degrees[2] <= 150

@@ -25,6 +25,8 @@ SCHEMA = 1
 INFERENCES_PER_WINDOW = 100
 MOST_WINDOWS = 256
 """In one batch."""
+MOST_SAMPLE_BYTES = 8 << 20
+"""Of a request with a raw input, as sent."""
 
 Network = Literal["wifi", "ethernet", "mobile", "none", "unknown"]
 Anomaly = Literal["latency", "memory", "confidence", "failures"]

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from fleet.device.wall import now_ms
 from fleet.device.wire import (
     Classified,
     Enrolled,
@@ -31,7 +32,6 @@ from fleet.gateway.requests import (
     drain,
     is_local,
     limited,
-    now_ms,
 )
 from fleet.gateway.state import Gateway, Settings
 

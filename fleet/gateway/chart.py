@@ -57,7 +57,7 @@ def chart(lines: Sequence[Line], *, unit: str, first_ms: int, last_ms: int, titl
         ]
         parts += [
             f'<circle class="{_dot(line)}" cx="{x(at):.1f}" cy="{y(value):.1f}" r="3">'
-            f"<title>{line.name} {value:.3g} {unit}, {_clock(at)}</title></circle>"
+            f"<title>{line.name} {value:.3g} {unit}, {clock(at)}</title></circle>"
             for at, value in line.points
         ]
     return "".join([*parts, "</svg>"])
@@ -104,5 +104,6 @@ def _label(at_ms: int, span_ms: int) -> str:
     return time.strftime("%d %b" if span_ms > 48 * HOUR_MS else "%H:%M", time.gmtime(at_ms / 1000))
 
 
-def _clock(at_ms: int) -> str:
+def clock(at_ms: int) -> str:
+    """A time in UTC, to the minute."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_ms / 1000))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fleet.device.errors import EdgeloopError, UserError
+from fleet.device.probabilities import softmax
 from fleet.gateway.refusal import Refusal, unavailable
 
 if TYPE_CHECKING:
@@ -73,8 +74,7 @@ class MnnClassifier:
         name = next(iter(self._session.inputs))
         image_HWC = np.ascontiguousarray(image_BGR[..., ::-1])
         logits = next(iter(self._session.run({name: self._preprocess.apply(image_HWC)}).values())).ravel()
-        shares = np.exp(logits.astype(np.float64) - logits.max())
-        shares /= shares.sum()
+        shares = softmax(logits)
         best = int(shares.argmax())
         return Found(index=best, label=self._labels[best], confidence=float(shares[best]), model=self._name)
 

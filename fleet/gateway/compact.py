@@ -10,7 +10,6 @@ import fcntl
 import os
 import sqlite3
 import sys
-import time
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ import msgspec
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from fleet.device.wall import now_ms
 from fleet.gateway import database, duck, parts, rollup
 from fleet.gateway.batch import decode_windows
 from fleet.gateway.columns import Received, table
@@ -61,14 +61,14 @@ def compact(folder: Path) -> int:
             return 0
         connection = database.opened(folder)
         try:
-            parts.sweep(connection, folder, now_ms=_now_ms())
+            parts.sweep(connection, folder, now_ms=now_ms())
             windows = 0
             while chunk := _next_chunk(connection):
                 _store(connection, folder, chunk)
                 windows += len(chunk.received)
                 _forget(connection)
             _forget(connection)
-            merge(connection, folder, now_ms=_now_ms())
+            merge(connection, folder, now_ms=now_ms())
             return windows
         finally:
             connection.close()
@@ -153,10 +153,6 @@ def _forget(connection: sqlite3.Connection) -> None:
             " (SELECT value FROM progress WHERE name = 'compacted_through') ORDER BY id LIMIT ?)",
             (_FORGOTTEN_AT_ONCE,),
         ).rowcount
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from fleet.device.wire import MOST_SAMPLE_BYTES
+
 MIB = 1 << 20
 
 
@@ -13,7 +15,7 @@ class Limits:
     """Of a request as sent, compressed if it is."""
     batch_bytes: int = 8 * MIB
     """Of a batch after decompression."""
-    sample_bytes: int = 8 * MIB
+    sample_bytes: int = MOST_SAMPLE_BYTES
     """Of a request with a sample, as sent."""
     samples_bytes: int = 256 * MIB
     """Kept of a device's samples."""

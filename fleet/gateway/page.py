@@ -1,13 +1,13 @@
 """The fleet page: one HTML document that loads and runs nothing, for phone and desk, light and dark."""
 
 import html
-import json
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fleet.gateway.chart import HOUR_MS, Line, chart
+from fleet.device.errors import UserError
+from fleet.device.release import BUCKETS, Policy
+from fleet.gateway.chart import HOUR_MS, Line, chart, clock
 from fleet.gateway.columns import ANOMALIES
 from fleet.gateway.queries import Fleet, Percentiles
 
@@ -61,7 +61,7 @@ def render(fleet: Fleet, *, policy: bytes | None, now_ms: int) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>edgeloop fleet</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="refresh" content="{_REFRESH_S}"><style>{_STYLE}</style></head><body>'
-        f"<header><h1>Fleet</h1><p>{_clock(now_ms)} · percentiles within 2.2 % of a measured value</p>"
+        f"<header><h1>Fleet</h1><p>{clock(now_ms)} · percentiles within 2.2 % of a measured value</p>"
         "</header>"
         f"<main>{''.join(sections)}</main></body></html>"
     )
@@ -127,18 +127,17 @@ def _rollout(policy: bytes | None) -> str:
     if policy is None:
         return "<p class=empty>The repository holds no policy.</p>"
     try:
-        record = json.loads(policy)
-        rollout = record["rollout"]
-        buckets, stopped = int(rollout["buckets"]), bool(rollout["stopped"])
-        rows = [
-            ("release", str(int(rollout["counter"]))),
-            ("share", f"{buckets / 100:g} % of devices"),
-            ("state", "stopped" if stopped else "complete" if buckets == 10_000 else "under way"),
-            ("policy version", str(int(record["version"]))),
-        ]
-    except (ValueError, KeyError, TypeError):
+        known = Policy.parse(policy)
+    except UserError:
         return "<p class=empty>The policy in the repository cannot be read.</p>"
-    bar = f'<progress max="10000" value="{buckets}"></progress>'
+    rollout = known.rollout
+    rows = [
+        ("release", str(rollout.counter)),
+        ("share", f"{100 * rollout.buckets / BUCKETS:g} % of devices"),
+        ("state", "stopped" if rollout.stopped else "complete" if rollout.complete else "under way"),
+        ("policy version", str(known.version)),
+    ]
+    bar = f'<progress max="{BUCKETS}" value="{rollout.buckets}"></progress>'
     return bar + _table((), rows, "")
 
 
@@ -165,7 +164,7 @@ def _quarantine(rows: list[tuple[str, int]]) -> str:
 
 
 def _missing(rows: list[tuple[str, int]]) -> str:
-    cells = [(f"{device[:12]}…", _clock(last_ms)) for device, last_ms in rows]
+    cells = [(f"{device[:12]}…", clock(last_ms)) for device, last_ms in rows]
     return _table(("device", "last heard of"), cells, "None.")
 
 
@@ -192,7 +191,3 @@ def _number(count: int) -> str:
 
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.3g} %" if whole else "-"
-
-
-def _clock(at_ms: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_ms / 1000))

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from fleet.device.durable import sync
+
 FOLDER = "parquet"
 Kind = Literal["windows", "hours", "buckets"]
 _RETIRED_MS = 600_000
@@ -52,15 +54,6 @@ def written(folder: Path, path: str, write: Callable[[Path], None]) -> None:
     os.replace(temporary, target)  # noqa: PTH105  # the system call, as tests interrupt it
     for parent in target.relative_to(folder).parents:  # a new folder's name lies in the one above
         sync(folder / parent)
-
-
-def sync(path: Path) -> None:
-    """Let a file, or the names in a folder, outlive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def live(connection: sqlite3.Connection, kind: Kind) -> list[Part]:

@@ -51,7 +51,7 @@ class Repository:
                 os.close(opened.descriptor)
                 return Response(status_code=304, headers=headers)
             first, end = _range(request, opened.size, etag)
-        except BaseException:
+        except BaseException:  # the response that would close it is not made
             os.close(opened.descriptor)
             raise
         partial = (first, end) != (0, opened.size)

@@ -1,11 +1,12 @@
 """Reading a request within its bounds, and finding out which device sent it."""
 
 import asyncio
-import ipaddress
 import time
+from dataclasses import replace
 
 from starlette.requests import ClientDisconnect, Request
 
+from fleet.device.address import is_loopback
 from fleet.device.credentials import (
     DEVICE,
     MOST_SKEW_MS,
@@ -16,6 +17,7 @@ from fleet.device.credentials import (
     is_signed_by,
     signed_request,
 )
+from fleet.device.wall import now_ms
 from fleet.gateway import devices
 from fleet.gateway.buckets import Buckets
 from fleet.gateway.devices import Device
@@ -28,11 +30,6 @@ _DRAINED_BYTES, _DRAINED_S = 4 << 20, 2.0
 """Read and thrown away before an early answer: a client that is still sending would not see it otherwise."""
 
 
-def now_ms() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
-
-
 def address(request: Request) -> str:
     """Where it comes from."""
     return request.client.host if request.client else ""
@@ -40,12 +37,7 @@ def address(request: Request) -> str:
 
 def is_local(request: Request) -> bool:
     """Whether it comes from this machine, and not through a proxy on it."""
-    if any(name in request.headers for name in _OF_PROXIES):
-        return False
-    try:
-        return ipaddress.ip_address(address(request)).is_loopback
-    except ValueError:
-        return False
+    return is_loopback(address(request)) and not any(name in request.headers for name in _OF_PROXIES)
 
 
 async def body_of(request: Request, *, most: int, within_s: float) -> bytes:
@@ -141,15 +133,7 @@ class Authenticator:
         Raises:
             Refusal: 401 or 429.
         """
-        request = SignedRequest(
-            method=described.method,
-            path=described.path,
-            device=described.device,
-            time_ms=described.time_ms,
-            nonce=described.nonce,
-            body=body,
-        )
-        if not is_signed_by(device.public_key, request, signature):
+        if not is_signed_by(device.public_key, replace(described, body=body), signature):
             raise _unsigned("a signature that is not this device's over this request")
         limited(self._rate, device.device)
 

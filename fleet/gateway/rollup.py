@@ -8,6 +8,7 @@ bucket). Hours are those of the windows' end on the device's clock.
 
 from collections.abc import Sequence
 
+from fleet.device.histogram import BASE
 from fleet.gateway.columns import ANOMALIES, HISTOGRAMS
 
 KEYS = ("hour_ms", "release", "model", "tier", "device_model", "backend")
@@ -37,13 +38,7 @@ def _keys_of_windows(keys: Sequence[str]) -> str:
 def hours_sql(windows: str) -> str:
     """A SELECT of `hours` over a table expression of windows."""
     sums = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in COUNTED)
-    means = ", ".join(
-        f"CAST(coalesce(sum({name}.count), 0) AS BIGINT) AS {name}_count,"
-        f" coalesce(sum({name}.sum), 0) AS {name}_sum, min({name}.min) AS {name}_min,"
-        f" max({name}.max) AS {name}_max"
-        for name in METRICS
-    )
-    return f"SELECT {_keys_of_windows(KEYS)}count(*) AS windows, {sums}, {means} FROM {windows} GROUP BY ALL"
+    return f"SELECT {_keys_of_windows(KEYS)}count(*) AS windows, {sums} FROM {windows} GROUP BY ALL"
 
 
 def buckets_sql(windows: str, metrics: Sequence[str] = METRICS, keys: Sequence[str] = KEYS) -> str:
@@ -73,13 +68,8 @@ def _buckets_of(windows: str, metric: str, names: Sequence[str]) -> str:
 
 def merge_hours_sql(hours: str) -> str:
     """Rows of `hours` with the same keys, added up."""
-    added = ("windows", *COUNTED, *(f"{name}_count" for name in METRICS))
-    sums = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in added)
-    reals = ", ".join(
-        f"sum({name}_sum) AS {name}_sum, min({name}_min) AS {name}_min, max({name}_max) AS {name}_max"
-        for name in METRICS
-    )
-    return f"SELECT {', '.join(KEYS)}, {sums}, {reals} FROM {hours} GROUP BY ALL"
+    sums = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in ("windows", *COUNTED))
+    return f"SELECT {', '.join(KEYS)}, {sums} FROM {hours} GROUP BY ALL"
 
 
 def merge_buckets_sql(buckets: str) -> str:
@@ -90,5 +80,5 @@ def merge_buckets_sql(buckets: str) -> str:
 
 def middle_sql(bucket: str) -> str:
     """The value that stands for a bucket: no recorded one is further from it than RELATIVE_ERROR."""
-    size = f"pow(2, (abs({bucket}) - {_BIAS}) / 16.0) * 2 * pow(2, 1 / 16.0) / (1 + pow(2, 1 / 16.0))"
+    size = f"pow({BASE}, abs({bucket}) - {_BIAS}) * {2 * BASE / (1 + BASE)}"
     return f"CASE WHEN {bucket} = {ZERO} THEN 0.0 ELSE sign({bucket}) * {size} END"

@@ -8,12 +8,14 @@ import asyncio
 import hashlib
 import shutil
 import sqlite3
+from dataclasses import fields
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from fleet.device.durable import sync
 from fleet.device.wire import SCHEMA, Sample
 from fleet.gateway import parts
 from fleet.gateway.devices import Device, claim
@@ -141,8 +143,7 @@ def _begin(
 
 
 def _write(folder: Path, path: str, sample: Sample) -> None:
-    context = msgspec.to_builtins(sample)
-    del context["image_png"]
+    context = {f.name: getattr(sample, f.name) for f in fields(sample) if f.name != "image_png"}
     parts.written(folder, f"{path}.json", partial(_put, content=msgspec.json.encode(context)))
     parts.written(folder, f"{path}.png", partial(_put, content=sample.image_png))
 
@@ -154,7 +155,7 @@ def _put(file: Path, content: bytes) -> None:
 def _remove(folder: Path) -> None:
     if folder.is_dir():
         shutil.rmtree(folder)
-        parts.sync(folder.parent)
+        sync(folder.parent)
 
 
 def _forget(connection: sqlite3.Connection, *, device: int, now_ms: int) -> int:

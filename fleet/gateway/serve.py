@@ -2,18 +2,18 @@
 
 import contextlib
 import fcntl
-import ipaddress
 import os
 import resource
 import socket
 import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
 
+from fleet.device.address import is_loopback
 from fleet.device.errors import UserError
+from fleet.device.wall import now_ms
 from fleet.gateway import database
 from fleet.gateway import devices as known
 from fleet.gateway.app import create_app
@@ -184,7 +184,7 @@ def token(folder: Path, *, count: int = 1, hours: float = 24.0) -> list[str]:
     prepare(folder)
     connection = database.opened(folder)
     try:
-        return known.make_tokens(connection, count, expires_ms=_now_ms() + int(hours * 3_600_000))
+        return known.make_tokens(connection, count, expires_ms=now_ms() + int(hours * 3_600_000))
     finally:
         connection.close()
 
@@ -198,7 +198,7 @@ def revoke(folder: Path, device: str) -> None:
     prepare(folder)
     connection = database.opened(folder)
     try:
-        if not known.revoke(connection, device, now_ms=_now_ms()):
+        if not known.revoke(connection, device, now_ms=now_ms()):
             raise UserError(
                 f"device {device}",
                 allowed="a device that is enrolled",
@@ -227,7 +227,7 @@ def _check(
             allowed="both, or none",
             next_step="give --certfile and --keyfile",
         )
-    if certfile is None and not insecure and not _is_loopback(host):
+    if certfile is None and not insecure and not is_loopback(host):
         raise UserError(
             f"host {host} without TLS",
             allowed="127.0.0.1, or a certificate and its key",
@@ -244,14 +244,3 @@ def _check(
             allowed="the folder of a TUF repository, with metadata/ and targets/",
             next_step="check the path",
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

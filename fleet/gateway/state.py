@@ -13,6 +13,7 @@ from pathlib import Path
 from starlette.requests import Request
 
 from fleet.device.credentials import MOST_SKEW_MS
+from fleet.device.wall import now_ms
 from fleet.gateway import devices, page
 from fleet.gateway.buckets import Buckets
 from fleet.gateway.classify import Classifier, CloudModel
@@ -22,7 +23,7 @@ from fleet.gateway.metrics import Metrics
 from fleet.gateway.queries import Fleet
 from fleet.gateway.refusal import Refusal, unavailable
 from fleet.gateway.repository import Repository
-from fleet.gateway.requests import Authenticator, body_of, now_ms, signature_of
+from fleet.gateway.requests import Authenticator, body_of, signature_of
 from fleet.gateway.samples import Samples
 from fleet.gateway.store import Store
 

@@ -46,7 +46,7 @@ class Store:
         self._queue: SimpleQueue[_Queued | None] = SimpleQueue()
         self.waiting = 0
         """Jobs that were not answered yet."""
-        self.groups = self.jobs = 0
+        self.groups = 0
         """Committed so far."""
         self._thread = threading.Thread(target=self._write, name="edgeloop-gateway-writer", daemon=True)
         self._thread.start()
@@ -95,7 +95,6 @@ class Store:
             known = unavailable("disk", f"the store: {error}") if isinstance(error, sqlite3.Error) else error
             return [known] * len(group)
         self.groups += 1
-        self.jobs += len(group)
         return outcomes
 
     def _outcome(self, job: Job) -> Any:

@@ -10,7 +10,6 @@ and has a network as NETWORK_AT_HOME and NETWORK_OUT say, drawn anew each hour; 
 120 to 220 MiB.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -26,6 +25,7 @@ from fleet.device.monitor.uploader import send
 from fleet.device.monitor.window import WindowBuilder
 from fleet.device.release import AnomalyLimits
 from fleet.device.sensors import Reading
+from fleet.device.wall import now_ms
 from fleet.device.wire import Network, Versions
 from fleet.simulator.device_classes import DeviceClass
 from fleet.simulator.drift import NO_DRIFT, Drift
@@ -186,4 +186,4 @@ class SimulatedDevice:
 
     def _wall_ms(self) -> int:
         """What a request is signed with: real time, by this device's clock."""
-        return time.time_ns() // 1_000_000 + self._ahead_ms
+        return now_ms() + self._ahead_ms

@@ -11,12 +11,15 @@ time, sensors and network are simulated. Update between steps: a hundred inferen
 that answers the last of them.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
+from fleet.device.agent import statistics
 from fleet.device.errors import EngineError, UserError
 from fleet.device.monitor.ring import ABNORMAL, ABSENT, DONE, FAILED, RECORD, Records
-from fleet.device.runtime import Runtime
+from fleet.device.runtime import AbnormalOutputError, Runtime
 from fleet.device.runtime.loaded import Answer, HowToRun
 from fleet.device.runtime.runtime import NO_MONITOR
 from fleet.device.wire import INFERENCES_PER_WINDOW, Environment, Versions
@@ -76,28 +79,25 @@ class RuntimeSource:
     @property
     def environment(self) -> Environment:
         """With the tier, variant and backend that run."""
-        status, base = self.runtime.status(), environment_of(self._class)
+        status = self.runtime.status()
         running = status.running
-        return Environment(
-            device_model=base.device_model,
-            os=base.os,
-            network=base.network,
-            charging=base.charging,
+        return replace(
+            environment_of(self._class),
             backend=running.config.backend if running else "",
-            driver="",
             tier=status.tier,
             variant=running.plan.variant if running else "",
         )
 
     def answered(self, image_HWC: npt.NDArray[np.uint8], answer: Answer, latency_ms: float) -> None:
         """The runtime answered."""
-        kind = DONE if np.isfinite(answer.logits).all() else ABNORMAL
-        mean, spread = float(image_HWC.mean()), float(image_HWC.std())
-        self._rows.append((latency_ms, answer.confidence, answer.index, kind, mean, spread))
+        self._rows.append((latency_ms, answer.confidence, answer.index, DONE, *statistics(image_HWC)))
 
     def failed(self, error: EngineError, latency_ms: float, how: HowToRun) -> None:  # noqa: ARG002 - the hook's
         """An inference failed; the runtime may have another release to ask."""
-        self._rows.append((ABSENT, ABSENT, -1, FAILED, ABSENT, ABSENT))
+        if isinstance(error, AbnormalOutputError):
+            self._rows.append((latency_ms, ABSENT, -1, ABNORMAL, ABSENT, ABSENT))
+        else:
+            self._rows.append((ABSENT, ABSENT, -1, FAILED, ABSENT, ABSENT))
 
     def records(self, begin_s: float, temperature_c: float | None) -> Records:  # noqa: ARG002 - real latencies
         """A hundred inferences, or one more where a release failed and the one before it answered."""

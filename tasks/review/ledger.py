@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Literal
 
 from filelock import FileLock, Timeout
 
+from fleet.device.durable import sync
 from fleet.device.errors import UserError
 from tasks.workspace import NO_ROOM
 
@@ -186,7 +187,7 @@ class Ledger:
                         file.truncate(reading.size)
                     raise
             if not reading.entries:
-                _sync_folder(self.path.parent)
+                sync(self.path.parent)
             return tuple(entries[len(cut) :])
 
     def _parse(self, line: bytes, number: int, before: str) -> Entry:
@@ -283,12 +284,3 @@ def _write_through(file: BinaryIO, text: bytes) -> None:
     if written < len(text):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
     os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new file survives a power failure only when its folder is written too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

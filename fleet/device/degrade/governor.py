@@ -1,14 +1,13 @@
 """What a device does about heat, battery and memory: one decision a reading."""
 
-import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from fleet.device.degrade.battery import BatteryGovernor
 from fleet.device.degrade.memory import MemoryGovernor, Pressure
 from fleet.device.degrade.thermal import Heat, ThermalGovernor
 from fleet.device.errors import UserError
-from fleet.device.release import FramePolicy
+from fleet.device.release import FramePolicy, frame_checks
 from fleet.device.sensors import Reading
 
 Model = Literal["full", "light"]
@@ -95,21 +94,13 @@ def check(policy: FramePolicy) -> None:
     Raises:
         UserError: with what is wrong.
     """
-    right = (
-        all(math.isfinite(value) for value in astuple(policy))
-        and 0 < policy.base_fps <= 1000
-        and -50 <= policy.warm_c < policy.hot_c < policy.pause_c <= 150
-        and 0.5 <= policy.hysteresis_c <= 20
-        and 0 <= policy.low_battery_percent <= 90
-        and 0.1 <= policy.memory_watermark < 1
-    )
-    if not right:
-        raise UserError(
-            f"policy frames: {policy}",
-            allowed="base_fps over 0, up to 1000; -50 <= warm_c < hot_c < pause_c <= 150; "
-            "hysteresis_c 0.5 to 20; low_battery_percent 0 to 90; memory_watermark 0.1 to below 1",
-            next_step="sign a corrected policy; the one before stays in force",
-        )
+    for right, name, value, allowed in frame_checks(policy):
+        if not right:
+            raise UserError(
+                f"policy {name}: {value}",
+                allowed=allowed,
+                next_step="sign a corrected policy; the one before stays in force",
+            )
 
 
 def _reasons(reading: Reading, heat: Heat, low: bool, pressure: Pressure) -> tuple[Reason, ...]:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from fleet.device.degrade.governor import Model
 from fleet.device.errors import EngineError, UserError
+from fleet.device.probabilities import softmax
 
 Probabilities = npt.NDArray[np.float64]
 """[classes], in 0..1, sums to 1."""
@@ -101,10 +102,3 @@ class SmoothSwitch:
                 f"{int((~np.isfinite(logits)).sum())} of them not finite"
             )
         return softmax(logits)
-
-
-def softmax(logits: Probabilities) -> Probabilities:
-    """Probabilities of finite logits [classes], without overflow."""
-    shifted = np.exp(logits - logits.max())
-    normalised: Probabilities = shifted / shifted.sum()
-    return normalised

@@ -2,7 +2,7 @@
 
 import contextlib
 import http.client
-import ipaddress
+import json
 import socket
 import ssl
 import threading
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
+from fleet.device.address import is_loopback
 from fleet.device.errors import UserError
 
 SILENCE_S, ANSWER_S = 15.0, 60.0
@@ -32,6 +33,15 @@ class Answer:
     body: bytes
     retry_after: str
     """The header, empty without."""
+
+    def server_ms(self) -> int | None:
+        """The gateway's time where it refused the request's; None otherwise."""
+        try:
+            error = json.loads(self.body)["error"] if self.status == 401 else {}
+            server_ms = error["server_ms"] if error.get("code") == "clock" else None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+        return server_ms if type(server_ms) is int and 0 <= server_ms < 10**14 else None
 
 
 class GatewayClient:
@@ -110,7 +120,7 @@ def _checked(url: str) -> SplitResult:
         host.encode("idna")  # and a name that no resolver takes
     except ValueError:
         parts, host = SplitResult("", "", "", "", ""), ""
-    plain = parts.scheme == "http" and _is_this_machine(host)
+    plain = parts.scheme == "http" and is_loopback(host)
     extra = parts.query or parts.fragment or parts.username
     if not host or extra or not (plain or parts.scheme == "https"):
         raise UserError(
@@ -119,10 +129,3 @@ def _checked(url: str) -> SplitResult:
             next_step="give the gateway a certificate, or a proxy that has one",
         )
     return parts
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

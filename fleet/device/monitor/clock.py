@@ -4,6 +4,8 @@ import functools
 import time
 from dataclasses import dataclass
 
+from fleet.device.wall import now_ms
+
 forward_ns = functools.partial(time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 """Nanoseconds of a clock that nobody sets; it goes on while the device sleeps, where the system has one.
 
@@ -29,4 +31,4 @@ class Clock:
 
     def now(self) -> Now:
         """Both, read one after the other."""
-        return Now(time.time_ns() // 1_000_000, forward_ns())
+        return Now(now_ms(), forward_ns())

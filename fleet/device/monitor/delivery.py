@@ -119,7 +119,7 @@ def _judged(answer: Answer, windows: int) -> _Try:
     wait_s = _seconds(answer.retry_after)
     if status >= 500:
         return _Try("5xx", status, said, wait_s)
-    return _Try("4xx", status, said, wait_s, _server_ms(answer.body) if status == 401 else None)
+    return _Try("4xx", status, said, wait_s, answer.server_ms())
 
 
 def read_receipt(body: bytes, windows: int) -> Receipt | None:
@@ -142,16 +142,6 @@ def read_receipt(body: bytes, windows: int) -> Receipt | None:
     return Receipt(
         accepted=accepted, duplicates=duplicates, quarantined=tuple(quarantined), server_ms=server_ms
     )
-
-
-def _server_ms(body: bytes) -> int | None:
-    """The gateway's time in an error of the code `clock`."""
-    record = _json_object(body)
-    error = record.get("error")
-    if not isinstance(error, dict) or error.get("code") != "clock":
-        return None
-    server_ms = error.get("server_ms", record.get("server_ms"))
-    return _count(server_ms)
 
 
 def _count(value: Any) -> int | None:

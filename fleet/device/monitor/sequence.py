@@ -6,7 +6,7 @@ They are reserved on the disk in blocks before the first of a block is used; a k
 import zlib
 from pathlib import Path
 
-from fleet.device.monitor.files import write_durably
+from fleet.device.durable import write_durably
 
 BLOCK = 64
 

@@ -23,12 +23,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
+from fleet.device.durable import remove_leftovers, write_durably
 from fleet.device.errors import UserError
 from fleet.device.monitor.encoding import encode_window
-from fleet.device.monitor.files import PARTIAL, write_durably
 from fleet.device.monitor.loss import LossCounter, together
 from fleet.device.monitor.sequence import Sequences
 from fleet.device.monitor.window import UNNUMBERED
+from fleet.device.wall import now_ms
 from fleet.device.wire import Loss, Window
 
 MOST_WINDOWS = 4096
@@ -50,7 +51,7 @@ class Spool:
         loss: LossCounter,
         *,
         most_windows: int = MOST_WINDOWS,
-        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        wall_ms: Callable[[], int] = now_ms,
     ) -> None:
         """Open the folder, made when there is none; one that cannot be used now is tried again later.
 
@@ -62,6 +63,7 @@ class Spool:
         self._lock = threading.Lock()
         self._waiting: dict[int, bool] = {}  # number -> whether it has anomalies; oldest first
         self._in_flight: frozenset[int] = frozenset()
+        self._giving_way: int | None = None
         self._memory: list[Window] = []
         self._sequences: Sequences | None = None
         self._lock_file: int | None = None
@@ -121,12 +123,17 @@ class Spool:
             return dict(self._waiting)
 
     @contextlib.contextmanager
-    def in_flight(self, numbers: Iterable[int]) -> Iterator[None]:
-        """Spare these while they are sent: what the gateway may just be taking is not dropped and counted."""
+    def in_flight(self, numbers: Iterable[int]) -> Iterator[list[int]]:
+        """Spare windows while they are sent: what the gateway may just be taking is not dropped and counted.
+
+        Yields:
+            Those of them that are spared: not one that is being dropped and counted in this moment.
+        """
         with self._lock:
-            self._in_flight = frozenset(numbers)
+            spared = [number for number in numbers if number != self._giving_way]
+            self._in_flight = frozenset(spared)
         try:
-            yield
+            yield spared
         finally:
             with self._lock:
                 self._in_flight = frozenset()
@@ -135,16 +142,15 @@ class Spool:
         """The JSON of a window; None when it is gone, or broken: then it is put aside and counted."""
         path = self._path(number)
         try:
-            check, _, content = path.read_bytes().partition(b"\n")
+            content = _whole(path.read_bytes())
         except FileNotFoundError:
             self._lost(number)
             return None
         except OSError as error:
             _log.warning("%s cannot be read: %s", path, error)
             return None
-        if check != b"%08x" % zlib.crc32(content):
+        if content is None:
             self.put_aside(number, "broken")
-            return None
         return content
 
     def remove(self, numbers: Iterable[int]) -> None:
@@ -172,8 +178,8 @@ class Spool:
     def _open(self) -> Sequences:
         self._windows.mkdir(parents=True, exist_ok=True)
         self._take_lock()
-        for partial in (*self.folder.glob(f"*{PARTIAL}"), *self._windows.glob(f"*{PARTIAL}")):
-            partial.unlink(missing_ok=True)
+        for folder in (self.folder, self._windows):
+            remove_leftovers(folder)
         found = (_NAME.fullmatch(entry.name) for entry in self._windows.iterdir())
         waiting = {int(match[1]): match[2] == "a" for match in found if match}
         with self._lock:
@@ -201,7 +207,10 @@ class Spool:
         self._lock_file = descriptor
 
     def _write(self, window: Window) -> None:
-        victim = self._victim()
+        with self._replacing() as victim:
+            self._write_for(window, victim)
+
+    def _write_for(self, window: Window, victim: int | None) -> None:
         if victim is not None:
             # What is dropped is told by the window that takes its place, so the count is as durable as it is.
             loss = together(window.loss, Loss(dropped_windows=1), self._loss_of(victim))
@@ -215,22 +224,31 @@ class Spool:
         if victim is not None:
             self.remove([victim])
 
-    def _victim(self) -> int | None:
-        """Which window gives way when the spool is full: the oldest without anomalies, else the oldest."""
+    @contextlib.contextmanager
+    def _replacing(self) -> Iterator[int | None]:
+        """Which window gives way when the spool is full: the oldest without anomalies, else the oldest.
+
+        Nobody sends it meanwhile.
+        """
         with self._lock:
-            if len(self._waiting) < self._most:
-                return None
             free = [number for number in self._waiting if number not in self._in_flight]
             calm = (number for number in free if not self._waiting[number])
-            return next(calm, free[0] if free else None)
+            if len(self._waiting) >= self._most:
+                self._giving_way = next(calm, free[0] if free else None)
+            victim = self._giving_way
+        try:
+            yield victim
+        finally:
+            with self._lock:
+                self._giving_way = None
 
     def _loss_of(self, number: int) -> Loss:
         """What a window on the disk, maybe of another version, tells of losses; nothing if broken."""
         try:
-            check, _, content = self._path(number).read_bytes().partition(b"\n")
+            content = _whole(self._path(number).read_bytes())
         except OSError:
             return Loss()
-        if check != b"%08x" % zlib.crc32(content):
+        if content is None:
             return Loss()
         told = json.loads(content)["loss"]
         return Loss(**{field.name: told.get(field.name, 0) for field in fields(Loss)})
@@ -262,3 +280,9 @@ class Spool:
 
 def _name(number: int, *, anomalous: bool) -> str:
     return f"{number:020d}-{'a' if anomalous else 'n'}.json"
+
+
+def _whole(raw: bytes) -> bytes | None:
+    """The window in a file; None when it is not as it was written."""
+    check, _, content = raw.partition(b"\n")
+    return content if check == b"%08x" % zlib.crc32(content) else None

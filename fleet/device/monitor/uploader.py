@@ -32,8 +32,8 @@ class Sent:
 class Waiting(Protocol):
     """What `send` needs of a spool."""
 
-    def in_flight(self, numbers: Iterable[int]) -> AbstractContextManager[None]:
-        """Keep these for the block."""
+    def in_flight(self, numbers: Iterable[int]) -> AbstractContextManager[list[int]]:
+        """Keep these for the block; those that can be kept."""
         ...
 
     def read(self, number: int) -> bytes | None:
@@ -61,8 +61,8 @@ def send(numbers: Sequence[int], spool: Waiting, courier: Courier) -> Sent:
     refusals, any_taken, sent = 0, False, Sent(through=True)
     while batches:
         batch = batches.pop()
-        with spool.in_flight(batch):
-            contents = {number: content for number in batch if (content := spool.read(number)) is not None}
+        with spool.in_flight(batch) as kept:
+            contents = {number: content for number in kept if (content := spool.read(number)) is not None}
             if not contents:
                 continue
             delivered = courier.deliver(list(contents.values()))

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from fleet.device.errors import EngineError
 from fleet.device.wire import SCHEMA, Environment, Sample, Versions
 
-MOST_BODY_BYTES = 8 << 20
-"""What a gateway takes."""
 _BLOCK_BYTES = 16 << 10
 
 

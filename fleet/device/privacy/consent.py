@@ -17,8 +17,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fleet.device.durable import sync, write_durably
 from fleet.device.errors import UserError
-from fleet.device.monitor.files import sync_folder, write_durably
 from fleet.device.privacy.own_file import read_own, require_own
 
 CONSENT, SAMPLES = "consent.json", "samples"
@@ -106,7 +106,7 @@ class Consent:
                 _write(self.folder, ConsentState(granted=False, at_ms=at_ms, text_version=version))
             except OSError:  # no room to say when: to say no takes none
                 (self.folder / CONSENT).unlink(missing_ok=True)
-                sync_folder(self.folder)
+                sync(self.folder)
             purge(self.folder)
         except FileNotFoundError:
             return  # no folder: nothing was ever granted
@@ -139,7 +139,7 @@ class Consent:
         """
         for name in (_SENT, _ERASE_FIRST):
             (self.folder / name).unlink(missing_ok=True)
-        sync_folder(self.folder)
+        sync(self.folder)
 
 
 def purge(folder: Path) -> None:
@@ -162,7 +162,7 @@ def purge(folder: Path) -> None:
     if failed is not None:
         raise failed
     if paths:
-        sync_folder(samples)
+        sync(samples)
 
 
 def _no(why: str) -> ConsentState:

@@ -1,13 +1,12 @@
 """Ids that say nothing to anybody else: HMAC-SHA256 under a random salt that never leaves the device."""
 
-import contextlib
 import hashlib
 import hmac
 import os
 import secrets
-import tempfile
 from pathlib import Path
 
+from fleet.device.durable import make_once
 from fleet.device.errors import UserError
 from fleet.device.privacy.own_file import read_own
 
@@ -34,7 +33,8 @@ class HashedIds:
         """
         path = folder / SALT
         if not os.path.lexists(path):
-            _make(path)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_once(path, secrets.token_bytes(_SALT_BYTES))
         return cls(_read(path))
 
     def hashed(self, kind: str, raw: str | bytes) -> str:
@@ -44,20 +44,6 @@ class HashedIds:
         # The length before the kind: "ab" + "c" is not "a" + "bc".
         message = b"edgeloop-id-1" + len(name).to_bytes(8) + name + data
         return hmac.new(self._salt, message, hashlib.sha256).hexdigest()[:_ID_DIGITS]
-
-
-def _make(path: Path) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=".salt-")  # mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(_SALT_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(beside, path)  # there whole or not at all
-    finally:
-        Path(beside).unlink()
 
 
 def _read(path: Path) -> bytes:

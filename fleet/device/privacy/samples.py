@@ -91,7 +91,7 @@ class Samples:
         try:
             self._turn(network)
         finally:
-            self._client.close()  # the next turn is seconds away: longer than a gateway keeps a connection
+            self._client.close()  # by the next turn the gateway may be another process
 
     def _turn(self, network: Network) -> None:
         if not self._consent.holds():

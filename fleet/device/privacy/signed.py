@@ -1,14 +1,10 @@
 """Signed requests about raw inputs: in blocks while consent holds, and on a device with a wrong clock too."""
 
-import json
-import time
 from collections.abc import Callable
 
 from fleet.device.credentials import DeviceKey
 from fleet.device.monitor.client import Answer, GatewayClient, NoAnswerError
 from fleet.device.privacy.body import while_allowed
-
-_KEEP_S = 3.0  # so long a connection is used again; a gateway closes idle ones after 5 s
 
 
 class SignedClient:
@@ -17,7 +13,7 @@ class SignedClient:
     def __init__(self, client: GatewayClient, key: DeviceKey, wall: Callable[[], float]) -> None:
         """`wall`: seconds since 1970."""
         self._client, self._key, self._wall = client, key, wall
-        self._skew_ms, self._used_s = 0, float("-inf")
+        self._skew_ms = 0
 
     def now_ms(self) -> int:
         """The device's own time: what is told of a sample is not corrected."""
@@ -34,36 +30,18 @@ class SignedClient:
     def _request(self, method: str, path: str, body: bytes, allowed: Callable[[], bool]) -> Answer | None:
         """Once, and once more with the gateway's time where it says that the device's is wrong."""
         answer = self._try(method, path, body, allowed)
-        server_ms = None if answer is None else _servers_time(answer)
+        server_ms = None if answer is None else answer.server_ms()
         if server_ms is None:
             return answer
         self._skew_ms = server_ms - self.now_ms()
         return self._try(method, path, body, allowed)
 
     def _try(self, method: str, path: str, body: bytes, allowed: Callable[[], bool]) -> Answer | None:
-        if time.monotonic() - self._used_s > _KEEP_S:
-            self._client.close()
         path = self._client.prefix + path
         headers = self._key.headers(method, path, body, time_ms=max(0, self.now_ms() + self._skew_ms))
         if body:
             headers |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
         try:
-            answer = self._client.request(
-                method, path, while_allowed(body, allowed) if body else b"", headers
-            )
+            return self._client.request(method, path, while_allowed(body, allowed) if body else b"", headers)
         except NoAnswerError:
             return None
-        self._used_s = time.monotonic()
-        return answer
-
-
-def _servers_time(answer: Answer) -> int | None:
-    """What an error of the code `clock` names; in ms since 1970."""
-    if answer.status != 401:
-        return None
-    try:
-        error = json.loads(answer.body)["error"]
-        server_ms = error["server_ms"] if error["code"] == "clock" else None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return server_ms if type(server_ms) is int and 0 <= server_ms < 10**14 else None

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.device.monitor.files import PARTIAL, write_durably
-from fleet.device.privacy.body import MOST_BODY_BYTES
+from fleet.device.durable import remove_leftovers, write_durably
 from fleet.device.privacy.consent import SAMPLES, Consent, purge
+from fleet.device.wire import MOST_SAMPLE_BYTES
 
 _BUDGET = "budget.json"
 _DAY_MS = 86_400_000
@@ -35,8 +35,7 @@ class SampleSpool:
         self._folder = consent.folder / SAMPLES
         if not consent.holds():
             purge(consent.folder)
-        for left in self._folder.glob(f"*{PARTIAL}"):
-            left.unlink(missing_ok=True)
+        remove_leftovers(self._folder)
 
     def put(self, image_png: bytes, body: bytes, now_ms: int) -> str:
         """Keep one sample; why it was not kept, or empty.
@@ -46,7 +45,7 @@ class SampleSpool:
         """
         if not self._consent.holds():
             return "no consent"
-        if len(body) > MOST_BODY_BYTES:
+        if len(body) > MOST_SAMPLE_BYTES:
             return "too large"
         self._folder.mkdir(mode=0o700, exist_ok=True)
         if self._folder.is_symlink():
@@ -68,7 +67,7 @@ class SampleSpool:
         """The files, the oldest first; one that grew beyond what is ever sent is removed."""
         aged = []
         for path, size in self._sizes():
-            if size > MOST_BODY_BYTES:
+            if size > MOST_SAMPLE_BYTES:
                 path.unlink(missing_ok=True)
                 continue
             try:

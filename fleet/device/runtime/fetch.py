@@ -5,7 +5,6 @@ Plain http is for loopback only; elsewhere it is https, with the system's certif
 
 import contextlib
 import http.client
-import ipaddress
 import socket
 import ssl
 import threading
@@ -16,6 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 from tuf.api.exceptions import DownloadError, DownloadHTTPError, SlowRetrievalError
 from tuf.ngclient.fetcher import FetcherInterface
 
+from fleet.device.address import is_loopback
 from fleet.device.runtime.refusal import UpdateRefusedError
 
 _CHUNK_BYTES = 1 << 16
@@ -86,7 +86,7 @@ class Fetcher(FetcherInterface):
                 connection.request("GET", parts.path, headers=headers)
                 response = connection.getresponse()
             start = _start_of(response, offset, url)
-        except BaseException:
+        except BaseException:  # nobody reads the rest of the answer
             watchdog.cancel()
             connection.close()
             raise
@@ -132,16 +132,10 @@ def _checked(url: str) -> SplitResult:
     except ValueError as error:
         raise UpdateRefusedError("url", f"{url}: {error}") from error
     plain = parts.username or parts.password or parts.query or parts.fragment
-    allowed = parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host or ""))
+    allowed = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host or ""))
     if not host or plain or not allowed or not set(parts.path) <= _CLEAN:
         raise UpdateRefusedError("url", f"{url}: allowed https://HOST/PATH, or http:// on loopback")
     return parts
-
-
-def _is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def _start_of(response: http.client.HTTPResponse, offset: int, url: str) -> int:

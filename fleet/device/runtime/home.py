@@ -11,6 +11,7 @@ FOLDER/tuf/          metadata of the repository, as python-tuf keeps it
 import contextlib
 from pathlib import Path
 
+from fleet.device.durable import write_durably
 from fleet.device.errors import UserError
 from fleet.device.release import (
     BEFORE_TARGET,
@@ -22,7 +23,7 @@ from fleet.device.release import (
     Tier,
     TierPlan,
 )
-from fleet.device.runtime.durable import FolderLock, disk_errors, write_durably
+from fleet.device.runtime.folder import FolderLock, disk_errors
 from fleet.device.runtime.refusal import UpdateRefusedError
 from fleet.device.runtime.slots import Entry, Slots
 from fleet.device.runtime.store import Store
@@ -46,12 +47,12 @@ class Home:
         self._lock = FolderLock(folder)
         try:
             self.store, self.slots = Store(folder / "files"), Slots(folder)
-        except BaseException:
+            self.policy = self._policy_here()
+        except BaseException:  # nobody else could drop the lock
             self._lock.release()
             raise
         self.coming: tuple[FileOf, ...] = ()
         """Files that an update is bringing: not to be tidied away."""
-        self.policy = self._policy_here()
 
     def release(self) -> None:
         """Let another runtime in; safe to call twice."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fleet.device.engine import RuntimeConfig, Session
 from fleet.device.errors import EngineError, UserError
 from fleet.device.preprocess import Preprocess
+from fleet.device.probabilities import softmax
 from fleet.device.release import FileOf, Release, TierPlan, engine_key
 from fleet.device.runtime.golden import Golden
 from fleet.device.runtime.records import config_name, preprocess_of, runtime_config
@@ -123,7 +124,7 @@ class LoadedModel:
         self._retired = False
         try:
             self._prove()
-        except BaseException:
+        except BaseException:  # nobody has the object that would close it
             self._close_idle()
             raise
 
@@ -167,8 +168,7 @@ class LoadedModel:
             EngineError: the inference failed; AbnormalOutputError: what it answered is none.
         """
         logits = self._logits(image_HWC)
-        shifted = np.exp(logits - logits.max())
-        probabilities = shifted / shifted.sum()
+        probabilities = softmax(logits)
         index = int(probabilities.argmax())
         return Answer(
             label=self.how.release.labels[index],

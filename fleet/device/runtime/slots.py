@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from fleet.device.durable import remove_leftovers, sync, write_durably
 from fleet.device.errors import UserError
 from fleet.device.release import Release, Tier
-from fleet.device.runtime.durable import disk_errors, remove_leftovers, sync_folder, write_durably
+from fleet.device.runtime.folder import disk_errors
 from fleet.device.runtime.refusal import UpdateRefusedError
 from fleet.device.runtime.trust import Sealed
 from fleet.device.strict_json import json_bytes, read_json
@@ -148,7 +149,7 @@ class Slots:
             for path in self._folder.iterdir():
                 if path.name not in kept:
                     path.unlink()
-            sync_folder(self._folder)
+            sync(self._folder)
 
     def _write(self, state: State) -> None:
         with disk_errors(self._file):

@@ -8,8 +8,9 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from fleet.device.durable import sync
 from fleet.device.release import FileOf
-from fleet.device.runtime.durable import disk_errors, sync_folder
+from fleet.device.runtime.folder import disk_errors
 from fleet.device.runtime.refusal import UpdateRefusedError
 
 _CHUNK_BYTES = 1 << 20
@@ -145,7 +146,7 @@ class Store:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             part.replace(path)
-            sync_folder(self._folder)
+            sync(self._folder)
 
 
 class _Writer:

@@ -4,7 +4,6 @@ import fnmatch
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from fleet.device.engine import ENGINE_VERSION
 from fleet.device.release import Policy, Tier
@@ -25,7 +24,6 @@ class DeviceInfo:
     id: str
     """The name that the gateway knows (`credentials.device_id`); the rollout draws by it."""
     model: str
-    soc: str
     cores: int
     """That this process may run on."""
     big_cores: int
@@ -45,7 +43,6 @@ class DeviceInfo:
             id=device_id,
             model=_first_text(root, "sys/firmware/devicetree/base/model", "sys/class/dmi/id/product_name")
             or "unknown",
-            soc=_soc(root),
             cores=cores,
             big_cores=min(big, cores) or cores,
             memory_mb=_memory_mb(root),
@@ -68,11 +65,6 @@ def threads_of(device: DeviceInfo, tier: Tier) -> int:
     """Threads until they are measured: the big cores, within what the tier may have."""
     fewest, most = _THREADS[tier]
     return min(max(fewest, min(device.big_cores, most)), device.cores)
-
-
-def power_of(*, charging: bool | None) -> Literal["high", "normal"]:
-    """The engine's power mode: high while the device is charging."""
-    return "high" if charging else "normal"
 
 
 def denied(device: DeviceInfo, backend: str, policy: Policy | None) -> str:
@@ -98,18 +90,6 @@ def _clocks_khz(root: Path) -> list[int]:
         if text.isdecimal() and int(text) > 0:
             found.append(int(text))
     return found
-
-
-def _soc(root: Path) -> str:
-    """The last, most general name of the devicetree (`rockchip,rk3588`), else what /proc/cpuinfo says."""
-    names = [name for name in _text(root / "sys/firmware/devicetree/base/compatible").split("\0") if name]
-    if names:
-        return names[-1]
-    for line in _text(root / "proc/cpuinfo").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("model name", "Hardware") and value.strip():
-            return value.strip()
-    return "unknown"
 
 
 def _memory_mb(root: Path) -> int:

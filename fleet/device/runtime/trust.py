@@ -5,7 +5,6 @@ and checked against the root of trust that the app carries. Expiry is not looked
 repository is fresh, and a device that hears of no news goes on with what it has.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from tuf.api.serialization import DeserializationError
 from fleet.device.errors import UserError
 from fleet.device.release import POLICY_TARGET
 from fleet.device.runtime.refusal import UpdateRefusedError
-from fleet.device.strict_json import read_json
+from fleet.device.strict_json import json_bytes, read_json
 
 _MOST_BYTES = 16 << 20
 _MOST_ROOTS = 1024
@@ -49,13 +48,7 @@ class Sealed:
 
     def to_bytes(self) -> bytes:
         """One JSON file."""
-        record = {
-            "schema": self.schema,
-            "target": self.target,
-            "content": self.content,
-            "signers": [{"role": signer.role, "metadata": signer.metadata} for signer in self.signers],
-        }
-        return json.dumps(record).encode()
+        return json_bytes(self)
 
     @classmethod
     def read(cls, path: Path) -> "Sealed":

@@ -23,8 +23,8 @@ from tuf.ngclient.config import UpdaterConfig
 from tuf.ngclient.updater import Updater as TufUpdater
 
 from fleet.device.release import FILES, POLICY_TARGET, FileOf
-from fleet.device.runtime.durable import disk_errors
 from fleet.device.runtime.fetch import Fetcher, Patience
+from fleet.device.runtime.folder import disk_errors
 from fleet.device.runtime.refusal import Reason, UpdateRefusedError
 from fleet.device.runtime.store import Store
 from fleet.device.runtime.trust import SCHEMA, Sealed, Signer

@@ -1,6 +1,5 @@
 """The fleet page in a real browser: with no windows and with a million, on phone and desk, in the dark."""
 
-import json
 import os
 import random
 
@@ -8,6 +7,7 @@ import gateway_kit as kit
 import pytest
 
 from fleet.device.credentials import device_id
+from fleet.device.release import POLICY_SCHEMA, AnomalyLimits, FramePolicy, Policy, Rollout
 from fleet.gateway import database, parts
 from fleet.gateway.page import render
 from fleet.gateway.parts import Part
@@ -16,9 +16,16 @@ from fleet.gateway.rollup import COUNTED, METRICS
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_796_000_000_000
-POLICY = json.dumps(
-    {"version": 12, "rollout": {"counter": 4, "salt": "s", "buckets": 2500, "stopped": False}}
-).encode()
+POLICY = Policy(
+    schema=POLICY_SCHEMA,
+    version=12,
+    tier_of={},
+    deny=(),
+    upload=(),
+    anomalies=AnomalyLimits(),
+    frames=FramePolicy(),
+    rollout=Rollout(counter=4, salt="s", buckets=2500),
+).to_bytes()
 
 
 def _fill(folder):

@@ -221,7 +221,7 @@ def test_another_policy_holds_from_the_next_reading():
     """A signed policy lowers the limits; a senseless one changes nothing."""
     governor = Governor(POLICY)
     governor.decide(FINE, 0.0)
-    with pytest.raises(UserError, match="hysteresis_c=0"):
+    with pytest.raises(UserError, match=r"frames\.hysteresis_c: 0\.0"):
         governor.set_policy(replace(POLICY, hysteresis_c=0.0))
     assert governor.decide(FINE, 1.0).reasons == ()
     governor.set_policy(replace(POLICY, warm_c=25.0, hot_c=29.0, base_fps=30.0))

@@ -256,8 +256,8 @@ def test_one_reads_while_the_other_writes(tmp_path):
     def consume():
         while not (written.is_set() and not spool.waiting()):
             batch = list(spool.waiting())[:2]
-            with spool.in_flight(batch):
-                found = [json.loads(content) for number in batch if (content := spool.read(number))]
+            with spool.in_flight(batch) as kept:
+                found = [json.loads(content) for number in kept if (content := spool.read(number))]
                 read.extend(found)
                 spool.remove([record["sequence"] for record in found])
 

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from fleet.device.errors import UserError
-from fleet.device.monitor import files
 from fleet.device.privacy import consent as consent_module
 from fleet.device.privacy.consent import CONSENT, SAMPLES, Consent, purge
 
@@ -163,7 +162,6 @@ def full_disk(monkeypatch):
     """No new byte fits; removing and looking go on."""
 
     def refuse(path, content):
-        path.with_name(path.name + files.PARTIAL).unlink(missing_ok=True)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(consent_module, "write_durably", refuse)

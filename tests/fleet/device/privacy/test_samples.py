@@ -28,11 +28,10 @@ from fleet.device.credentials import DeviceKey, is_signed_by, signed_request
 from fleet.device.errors import UserError
 from fleet.device.monitor.client import GatewayClient
 from fleet.device.privacy import spool as spool_module
-from fleet.device.privacy.body import MOST_BODY_BYTES
 from fleet.device.privacy.consent import SAMPLES, Consent
 from fleet.device.privacy.samples import FIRST_REST_S, Samples
 from fleet.device.privacy.spool import SampleLimits
-from fleet.device.wire import SCHEMA
+from fleet.device.wire import MOST_SAMPLE_BYTES, SCHEMA
 
 KEY = DeviceKey(b"k" * 32)
 PATIENT_S = 30.0
@@ -211,7 +210,7 @@ def test_a_picture_too_large_for_the_gateway(tmp_path):
     """It would be refused for ever: it is not kept."""
     device = Device(tmp_path / "privacy", most_bytes=1 << 30)
     device.samples.offer(image(1, side=1500), context())
-    assert MOST_BODY_BYTES < 1500 * 1500 * 3 * 4 / 3
+    assert MOST_SAMPLE_BYTES < 1500 * 1500 * 3 * 4 / 3
     device.samples.work("none")
     assert (device.spooled, device.samples.counts["too large"]) == ([], 1)
 
@@ -322,7 +321,7 @@ def test_what_else_lies_in_the_spool(device, gateway, tmp_path):
     os.mkfifo(folder / "pipe.json")
     (folder / "link.json").symlink_to(tmp_path / "secret")
     (folder / "folder.json").mkdir()
-    (folder / "grown.json").write_bytes(b"x" * (MOST_BODY_BYTES + 1))
+    (folder / "grown.json").write_bytes(b"x" * (MOST_SAMPLE_BYTES + 1))
     device.samples.work("wifi")
     assert methods(gateway) == ["POST"]
     assert b"image_png" in gateway.requests[0].body

@@ -35,7 +35,7 @@ CONFIG = {"backend": "CPU", "threads": 1, "precision": "normal", "memory": "norm
 IMAGES = np.random.default_rng(7).integers(0, 256, (4, SIDE, SIDE, 3), np.uint8)
 QUICK = Patience(silence_s=2, metadata_s=5)
 PHONE = DeviceInfo(
-    id="phone-1", model="Pixel 8", soc="tensor", cores=8, big_cores=4, memory_mb=8000,
+    id="phone-1", model="Pixel 8", cores=8, big_cores=4, memory_mb=8000,
 )  # fmt: skip
 
 

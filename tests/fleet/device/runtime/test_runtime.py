@@ -59,7 +59,7 @@ def test_what_ran_runs_after_a_restart_without_a_network(rig: Rig):
 def test_a_low_tier_loads_at_once(rig: Rig):
     """Low devices preload, others load with the first request."""
     rig.publish(1)
-    low = type(PHONE)(id="x", model="m", soc="s", cores=2, big_cores=2, memory_mb=1000)
+    low = type(PHONE)(id="x", model="m", cores=2, big_cores=2, memory_mb=1000)
     with rig.runtime(low) as runtime:
         assert update(runtime, rig).tier == "low"
     with rig.runtime(low) as runtime:

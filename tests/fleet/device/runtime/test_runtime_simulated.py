@@ -93,7 +93,7 @@ def test_a_release_that_fails_on_trial(rig, trap):
         windows = windows_of(device_on(source), 6)
     assert windows
     assert all(window["performance"]["inferences"] == 100 for window in windows)
-    assert sum(window["performance"]["failures"] for window in windows) == 1
+    assert sum(window["quality"]["abnormal_outputs"] for window in windows) == 1
     assert {window["versions"]["release"] for window in windows} == {1}
 
 

@@ -8,7 +8,7 @@ from release_rig import PHONE, policy
 
 from fleet.device.release import Denied
 from fleet.device.runtime import DeviceInfo
-from fleet.device.runtime.tiers import denied, power_of, threads_of, tier_of
+from fleet.device.runtime.tiers import denied, threads_of, tier_of
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_an_arm_board(tmp_path, cores):
         memory_kb=16_000_000,
     )
     device = DeviceInfo.detect("id", root)
-    assert (device.model, device.soc) == ("Radxa ROCK 5B", "rockchip,rk3588")
+    assert device.model == "Radxa ROCK 5B"
     assert (device.cores, device.big_cores, device.memory_mb) == (8, 4, 15625)
     assert (tier_of(device, None), threads_of(device, "high")) == ("high", 4)
 
@@ -68,7 +68,7 @@ def test_big_cores(tmp_path, cores, clocks, big):
 def test_a_system_that_says_nothing(tmp_path):
     """No /proc and no /sys are no error."""
     device = DeviceInfo.detect("id", tmp_path)
-    assert (device.model, device.soc, device.memory_mb) == ("unknown", "unknown", 0)
+    assert (device.model, device.memory_mb) == ("unknown", 0)
     assert tier_of(device, None) == "low"
 
 
@@ -126,9 +126,8 @@ def test_threads(tier, cores, big, threads):
     assert threads_of(replace(PHONE, cores=cores, big_cores=big), tier) == threads
 
 
-def test_power_and_denials():
-    """High power while charging only; a denied backend says why."""
-    assert [power_of(charging=state) for state in (True, False, None)] == ["high", "normal", "normal"]
+def test_denials():
+    """A denied backend says why, on the device models that the pattern names."""
     rules = policy(1, deny=(Denied(device_model="Pixel*", backend="OPENCL", why="slower"),))
     assert denied(PHONE, "OPENCL", rules) == "slower"
     assert denied(PHONE, "VULKAN", rules) == ""

@@ -1,42 +1,13 @@
-"""Files that survive a kill and a power cut: written beside, synced, renamed, and their folder synced."""
+"""The folder of a runtime: errors of its disk as refusals, and one process at a time."""
 
 import contextlib
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from fleet.device.errors import UserError
 from fleet.device.runtime.refusal import UpdateRefusedError
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`: whoever reads it, and whenever, finds the old bytes or the new ones.
-
-    Raises:
-        OSError: the disk; the old file is as it was, and nothing is left beside it.
-    """
-    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(beside).replace(path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and removals in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -50,12 +21,6 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UpdateRefusedError("disk", f"{path}: {error.strerror or error}") from error
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed writer left beside its files."""
-    for left in folder.glob(".new-*"):
-        left.unlink(missing_ok=True)
 
 
 class FolderLock:
