@@ -25,7 +25,8 @@ from fleet.gateway.limits import Limits
 from fleet.gateway.refusal import Refusal, shown, too_large
 from fleet.gateway.store import Store
 
-_OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_OF_PROXIES = ("forwarded", "via", "x-forwarded-", "x-real-ip")
+"""What headers that a proxy adds begin with."""
 _DRAINED_BYTES, _DRAINED_S = 4 << 20, 2.0
 """Read and thrown away before an early answer: a client that is still sending would not see it otherwise."""
 
@@ -37,7 +38,7 @@ def address(request: Request) -> str:
 
 def is_local(request: Request) -> bool:
     """Whether it comes from this machine, and not through a proxy on it."""
-    return is_loopback(address(request)) and not any(name in request.headers for name in _OF_PROXIES)
+    return is_loopback(address(request)) and not any(h.startswith(_OF_PROXIES) for h in request.headers)
 
 
 async def body_of(request: Request, *, most: int, within_s: float) -> bytes:

@@ -644,3 +644,11 @@ def test_an_edited_verdict_is_found(built):
         require_judged(built.path, report | {"evidence_sha256": evidence_sha256(report)})
     with pytest.raises(UserError, match="is not what the gate judged"):
         require_judged(built.path, {})
+
+
+def test_parity_on_unknown_many_images_is_not_measured(built):
+    """And refuses: it is required."""
+    del built.parity[f"{INT8}/elementwise_n"]
+    report = built.write().judge()
+    assert report["verdict"] == "fail"
+    assert f"{INT8}: parity with torch and ONNX Runtime" in by_verdict(report, "not measured")

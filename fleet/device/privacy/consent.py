@@ -22,7 +22,7 @@ from fleet.device.errors import UserError
 from fleet.device.privacy.own_file import read_own, require_own
 
 CONSENT, SAMPLES = "consent.json", "samples"
-_SENT, _ERASE_FIRST = "samples.sent", "erase.first"
+SENT, _ERASE_FIRST = "samples.sent", "erase.first"
 _SCHEMA = 1
 _MOST_BYTES = 4096
 _MOST_TEXT = 200
@@ -119,7 +119,7 @@ class Consent:
 
     def erasure_is_due(self) -> bool:
         """Whether the gateway is to delete what it has of this device."""
-        sent = os.path.lexists(self.folder / _SENT)
+        sent = os.path.lexists(self.folder / SENT)
         return os.path.lexists(self.folder / _ERASE_FIRST) or (sent and not self.holds())
 
     def sending(self) -> None:
@@ -128,8 +128,8 @@ class Consent:
         Raises:
             OSError: it cannot be noted: then it must not be sent.
         """
-        if not os.path.lexists(self.folder / _SENT):
-            write_durably(self.folder / _SENT, b"")
+        if not os.path.lexists(self.folder / SENT):
+            write_durably(self.folder / SENT, b"")
 
     def erased(self) -> None:
         """The gateway has deleted everything. After its 2xx, by the thread that sends and erases.
@@ -137,7 +137,7 @@ class Consent:
         Raises:
             OSError: it cannot be noted; the gateway will be asked again.
         """
-        for name in (_SENT, _ERASE_FIRST):
+        for name in (SENT, _ERASE_FIRST):
             (self.folder / name).unlink(missing_ok=True)
         sync(self.folder)
 

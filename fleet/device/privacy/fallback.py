@@ -100,7 +100,7 @@ class CloudFallback:
         self._asked = queue.Queue(_QUEUE)
         self._thread: threading.Thread | None = None
         self._failures, self._rests_until_s = 0, float("-inf")
-        self.enabled = True
+        self.enabled = False
         """The policy's `cloud_fallback`."""
         self.counts: Counter[str] = Counter()
 

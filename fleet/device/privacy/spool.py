@@ -101,5 +101,5 @@ class SampleSpool:
             return False
         used = 0 if day > before else used
         granted = used < self._limits.per_day
-        write_durably(path, json.dumps({"day": day, "used": used + granted}).encode())
+        write_durably(path, json.dumps({"day": max(day, before), "used": used + granted}).encode())
         return granted

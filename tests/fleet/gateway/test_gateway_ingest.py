@@ -15,7 +15,7 @@ from dataclasses import replace
 import gateway_kit as kit
 import pytest
 
-from fleet.device.credentials import MOST_SKEW_MS, DeviceKey
+from fleet.device.credentials import MOST_SKEW_MS, DeviceKey, SignedRequest
 from fleet.device.errors import UserError
 from fleet.gateway import batch, database, serve
 from fleet.gateway.limits import Limits
@@ -89,6 +89,7 @@ def test_a_request_that_was_tampered_with_is_refused(device):
     good = device.key.headers("POST", "/v1/windows", body, time_ms=kit.now_ms())
     changed = {
         "body": ("/v1/windows", body + b" ", good),
+        "path": ("/v1/samples", body, good),
         "query": ("/v1/windows?x=1", body, good),
         "time": ("/v1/windows", body, good | {"Edgeloop-Time": str(kit.now_ms() + 5)}),
         "nonce": ("/v1/windows", body, good | {"Edgeloop-Nonce": secrets.token_hex(16)}),
@@ -293,3 +294,20 @@ def test_a_key_made_elsewhere_signs_the_same(device):
     """Nothing but the 32 bytes of the key is needed to speak for a device."""
     twin = kit.Client(device.port, DeviceKey(device.key._private.private_bytes_raw()))
     assert twin.upload(kit.batch_of([kit.window(77)])).status == 200
+
+
+def test_a_signature_is_for_its_method_only(device):
+    """Headers of a POST make no DELETE, which would erase what the device sent."""
+    headers = device.key.headers("POST", "/v1/samples", b"", time_ms=kit.now_ms())
+    answer = device.send("DELETE", "/v1/samples", b"", headers)
+    assert (answer.status, answer.code) == (401, "signature")
+
+
+def test_what_is_signed_stays_what_it_is():
+    """Devices in the field sign these bytes: another form would lock all of them out."""
+    request = SignedRequest(
+        method="POST", path="/v1/windows", device="d" * 32, time_ms=1, nonce="0" * 32, body=b""
+    )
+    body = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    expected = f"edgeloop-request-1\nPOST\n/v1/windows\n{'d' * 32}\n1\n{'0' * 32}\n{body}"
+    assert request.message() == expected.encode()

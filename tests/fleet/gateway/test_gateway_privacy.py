@@ -100,6 +100,7 @@ def test_the_clouds_answer(running, tmp_path):
         confidence_minimum=0.5,
         deadline_s=60.0,
     )
+    cloud.enabled = True
     found = [cloud.ask(picture(channel, 5), context()).wait() for channel in range(3)]
     cloud.close()
     assert [(answer.index, answer.label, answer.model) for answer in found] == [

@@ -3,6 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.gateway import database
+from fleet.gateway.buckets import Buckets
 from fleet.gateway.seen import REACH, Seen
 
 
@@ -38,3 +40,19 @@ def test_a_hostile_number_costs_no_memory():
     assert len(seen.to_bytes()) == 1
     assert seen.add([(0, (1 << 52) - REACH + 1)]) == ([0], [], [])
     assert len(seen.to_bytes()) == REACH // 8
+
+
+def test_the_emptiest_buckets_outlive_an_overflow():
+    """A device that used its rate up is not let in again because fifty thousand others came."""
+    buckets = Buckets(per_s=0.001, burst=2)
+    assert [buckets.wait_s("greedy", 0.0) for _ in range(2)] == [0, 0]
+    for number in range(50_000):
+        buckets.wait_s(str(number), 1.0)
+    assert buckets.wait_s("greedy", 2.0) > 0
+
+
+def test_a_commit_waits_for_the_disk(tmp_path):
+    """FULL: what was answered outlives a power cut."""
+    connection = database.opened(tmp_path)
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    connection.close()

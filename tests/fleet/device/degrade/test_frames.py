@@ -216,3 +216,14 @@ def test_a_taker_that_waits_is_woken():
     assert not thread.is_alive()
     assert got[0].captured_s == 1.0
     assert got[1] is None
+
+
+def test_a_pause_forgets_the_last_result():
+    """What was seen before it is not answered after it."""
+    camera = Camera()
+    camera.show(numbered(1))
+    camera.now_s += 0.01
+    assert camera.show(numbered(2)).origin == "repeated"
+    camera.show(numbered(3), 0.0)
+    camera.now_s += 0.01
+    assert camera.show(numbered(4)).origin == "none"

@@ -229,6 +229,23 @@ def test_another_policy_holds_from_the_next_reading():
     assert governor.decide(FINE, 3.0).fps == 10.0
 
 
+def test_another_policy_holds_for_memory_and_battery_too():
+    """Its watermark and its low battery."""
+    reading = replace(FINE, memory_mb=500.0, available_mb=500.0, battery_percent=50.0, charging=False)
+    governor = Governor(POLICY)
+    assert governor.decide(reading, 0.0).reasons == ()
+    governor.set_policy(replace(POLICY, memory_watermark=0.4, low_battery_percent=60.0))
+    assert set(governor.decide(reading, 1.0).reasons) >= {"memory tight", "low battery"}
+
+
+def test_one_odd_reading_of_three_changes_nothing():
+    """The level is the median's of three: it rises with the second hot reading, not with the first."""
+    governor = ThermalGovernor(POLICY)
+    celsius = [30.0, 30.0, 46.0, 30.0, 46.0, 46.0]
+    levels = [governor.step(value, float(second)) for second, value in enumerate(celsius)]
+    assert levels == [Heat.COOL, Heat.COOL, Heat.COOL, Heat.COOL, Heat.HOT, Heat.HOT]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -77,6 +77,15 @@ def test_what_may_pass_is_tried_again(tmp_path, gateway, fault, logged):
     assert all(0 <= wait <= 2**index for index, wait in enumerate(sending.waits))
 
 
+def test_the_backoff_doubles(tmp_path, gateway, monkeypatch):
+    """At most 1, 2 and 4 s; where in between is drawn."""
+    monkeypatch.setattr("fleet.device.monitor.delivery.random.uniform", lambda _low, high: high)
+    gateway.faults += [500] * 4
+    sending = Sending(tmp_path, gateway.url)
+    sending.send()
+    assert sending.waits == [1, 2, 4]
+
+
 @pytest.mark.parametrize("fault", ["hang up", "cut answer", "lost answer", 500, 429])
 def test_after_three_retries_the_windows_wait_for_the_next_turn(tmp_path, gateway, fault):
     """Four requests, no more; all windows still there; the next turn brings them, once."""

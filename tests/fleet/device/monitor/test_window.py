@@ -143,6 +143,16 @@ def test_twice_the_p99_of_the_windows_before_is_anomalous():
     assert few.add(records(100, latency_ms=100.0), READING, now())[0].anomalies == {}
 
 
+def test_the_p99_is_no_lower_quantile_and_of_the_last_windows():
+    """Five slow ones of a hundred make 150 ms usual; ten fast windows later it is not."""
+    usual = np.r_[np.full(95, 10.0), np.full(5, 100.0)]
+    fast, slow = np.full(100, 10.0), np.r_[np.full(99, 10.0), 150.0]
+    after = windows_of(records(200, latency_ms=np.r_[usual, slow]))
+    assert [w.anomalies for w in after] == [{}, {}]
+    later = windows_of(records(1200, latency_ms=np.r_[usual, np.tile(fast, 10), slow]))
+    assert later[-1].anomalies == {"latency": 1}
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 120)), max_size=8), st.integers(1, 12))
 @example([(False, 95), (True, 10), (False, 1)], 10)
 def test_failures_in_a_row_count_over_the_bounds_of_windows(runs, limit):

@@ -52,9 +52,19 @@ def cloud(consent, gateway):
 
 def fallback(url, consent, **options):
     options = {"deadline_s": PATIENT_S, **options}
-    return CloudFallback(
+    made = CloudFallback(
         url, KEY, consent, labels=LABELS, confidence_minimum=0.5, wall=lambda: NOW_MS / 1000, **options
     )
+    made.enabled = True
+    return made
+
+
+def test_it_is_off_until_a_policy_says_otherwise(gateway, consent):
+    """Nothing leaves for the cloud because somebody forgot to look at the policy."""
+    cloud = CloudFallback(gateway.url, KEY, consent, labels=LABELS, confidence_minimum=0.5)
+    assert cloud.ask(image(1), context()) is None
+    cloud.close()
+    assert gateway.raw == []
 
 
 def test_a_hard_input_is_answered(cloud, gateway):

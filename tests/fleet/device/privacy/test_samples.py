@@ -28,7 +28,7 @@ from fleet.device.credentials import DeviceKey, is_signed_by, signed_request
 from fleet.device.errors import UserError
 from fleet.device.monitor.client import GatewayClient
 from fleet.device.privacy import spool as spool_module
-from fleet.device.privacy.consent import SAMPLES, Consent
+from fleet.device.privacy.consent import CONSENT, SAMPLES, SENT, Consent
 from fleet.device.privacy.samples import FIRST_REST_S, Samples
 from fleet.device.privacy.spool import SampleLimits
 from fleet.device.wire import MOST_SAMPLE_BYTES, SCHEMA
@@ -452,6 +452,7 @@ def test_revoked_while_it_is_on_its_way(tmp_path):
         until = time.monotonic() + PATIENT_S
         while not (gateway.raw and b"image_png" in gateway.raw[0]) and time.monotonic() < until:
             time.sleep(0.005)
+        assert b"image_png" in gateway.raw[0]
         device.samples.revoke()
         worker.join(PATIENT_S)
         assert not worker.is_alive()
@@ -473,10 +474,12 @@ def test_revoked_by_another_process_while_it_is_on_its_way(tmp_path):
         until = time.monotonic() + PATIENT_S
         while not (gateway.raw and b"image_png" in gateway.raw[0]) and time.monotonic() < until:
             time.sleep(0.005)
+        assert b"image_png" in gateway.raw[0]
         Consent(device.consent.folder).revoke(NOW_MS)
         worker.join(PATIENT_S)
         assert not worker.is_alive()
         assert gateway.requests == []
+        assert len(gateway.raw[0]) < 2_000_000
 
 
 KILLED = """
@@ -546,3 +549,70 @@ def test_the_thread_works_and_stops(tmp_path):
         thread.join(PATIENT_S)
         assert not thread.is_alive()
         assert device.samples.counts == {"disk": 1, "kept": 1, "sent": 1}
+
+
+def test_consent_that_is_gone_purges_what_waits(tmp_path):
+    """Whatever took the consent away: a turn without it leaves no sample on the disk."""
+    device = Device(tmp_path / "privacy")
+    device.see(1, 2)
+    assert device.spooled
+    (device.consent.folder / CONSENT).unlink()
+    device.samples.work("none")
+    assert device.spooled == []
+
+
+def test_what_was_offered_before_a_revocation_is_not_kept_after_the_next_consent(tmp_path):
+    """The user who says yes again does not say it of what was seen before."""
+    device = Device(tmp_path / "privacy")
+    device.samples.offer(image(1), context())
+    device.samples.revoke()
+    device.samples.work("none")
+    device.consent.grant("2026-1", NOW_MS)
+    device.samples.work("none")
+    assert device.spooled == []
+
+
+def test_a_sample_is_noted_as_sent_before_it_is(tmp_path):
+    """Killed in the middle of a request, the device still knows that the gateway may have one."""
+    with RecordingGateway() as gateway:
+        device = Device(tmp_path / "privacy", gateway.url)
+        noted = []
+
+        def reply(_request):
+            noted.append((device.consent.folder / SENT).exists())
+            return Reply()
+
+        gateway.reply = reply
+        device.see(1, network="wifi")
+    assert noted == [True]
+
+
+def test_revoked_while_it_is_written(tmp_path, monkeypatch):
+    """Between the look at the consent and the file: the file does not stay."""
+    device = Device(tmp_path / "privacy")
+    write = spool_module.write_durably
+
+    def revoking(path, content):
+        write(path, content)
+        if path.suffix == ".json" and path.parent.name == SAMPLES:
+            Consent(device.consent.folder).revoke(NOW_MS)
+
+    monkeypatch.setattr(spool_module, "write_durably", revoking)
+    device.see(1)
+    assert device.spooled == []
+    assert device.samples.counts["kept"] == 0
+
+
+def test_a_clock_put_back_and_forward_opens_no_new_budget(tmp_path):
+    """The day that is used up stays so, whatever day it was said to be in between."""
+    device = Device(tmp_path / "privacy", per_day=2)
+    device.see(1, 2, 3)
+    assert device.samples.counts["kept"] == 2
+    device.wall_ms -= DAY_MS
+    device.see(4)
+    device.wall_ms += DAY_MS
+    device.see(5)
+    assert device.samples.counts["kept"] == 2
+    device.wall_ms += DAY_MS
+    device.see(6)
+    assert device.samples.counts["kept"] == 3

@@ -46,6 +46,7 @@ class Phone:
         self.cloud = CloudFallback(
             url, self.key, self.consent, labels=LABELS, confidence_minimum=0.5, deadline_s=30.0
         )
+        self.cloud.enabled = True
 
     def use(self, picture):
         """Everything that may send, once."""

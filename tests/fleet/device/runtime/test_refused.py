@@ -9,6 +9,7 @@ from release_rig import (
     IMAGES,
     PHONE,
     Rig,
+    policy,
     prove,
     update,
 )
@@ -140,6 +141,20 @@ def test_another_release_in_a_slot(rig: Rig):
     (slots / "2.json").write_bytes((slots / "1.json").read_bytes())
     with rig.runtime() as runtime:
         assert runtime.predict(IMAGES[0]).release == 1
+
+
+def test_the_policys_key_seals_no_release(rig: Rig):
+    """On this disk neither: signed by the delegated role, a release proves nothing."""
+    _two_releases(rig)
+    rig.repository.publish_policy(policy(1))
+    with rig.runtime() as runtime:
+        update(runtime, rig)
+    path = rig.home / "slots" / "2.json"
+    release, sealed = Sealed.read(path), Sealed.read(rig.home / "policy.json")
+    path.write_bytes(replace(release, signers=sealed.signers).to_bytes())
+    with rig.runtime() as runtime:
+        assert runtime.predict(IMAGES[0]).release == 1
+        assert any("(signature)" in said for said in runtime.status().refusals)
 
 
 def test_another_root_of_trust(rig: Rig, tmp_path):

@@ -247,3 +247,15 @@ def test_a_disk_that_cannot_be_written_stops_no_request(rig: Rig):
         body._file = file
         prove(runtime)
         assert not runtime.status().trying
+
+
+def test_a_release_on_trial_is_no_fallback(rig: Rig):
+    """2 was never proven when 3 came: 3 fails, and 1 answers."""
+    _on_release_1(rig)
+    rig.publish(2, model=1)
+    with rig.runtime() as runtime:
+        update(runtime, rig)
+        runtime.predict(IMAGES[0])
+        rig.publish(3, model=2)
+        update(runtime, rig)
+        assert runtime.status().previous.counter == 1

@@ -1,5 +1,6 @@
 """Hostile and broken repositories: what is refused, why, and that what ran goes on."""
 
+import datetime as dt
 import json
 import shutil
 import ssl
@@ -280,17 +281,21 @@ def test_a_server_that_is_not_there(running, rig: Rig):
     assert running.predict(IMAGES[0]).release == 1
 
 
-def test_a_clock_in_1970(rig: Rig, tmp_path):
+@pytest.mark.parametrize(("days_before", "said"), [(20_000, ["clock"]), (91, ["clock"]), (89, [])])
+def test_a_clock_that_is_behind(rig: Rig, tmp_path, days_before, said):
     """A device that does not know the date cannot tell a frozen repository from a fresh one: it waits."""
     rig.publish(1)
     rig.runtime().close()
+    timestamp = json.loads((rig.folder / "repository/metadata/timestamp.json").read_text())
+    expires = dt.datetime.fromisoformat(timestamp["signed"]["expires"])
+    early = expires - dt.timedelta(days=days_before)
     code = textwrap.dedent(f"""
         import datetime as dt, sys, pathlib
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         class Early(dt.datetime):
             @classmethod
             def now(cls, tz=None):
-                return cls(1970, 1, 2, tzinfo=tz)
+                return cls.fromtimestamp({early.timestamp()}, tz)
         dt.datetime = Early
         import fleet.device.runtime.updater as updater
         from fleet.device.runtime import Runtime, UpdateRefusedError
@@ -303,9 +308,9 @@ def test_a_clock_in_1970(rig: Rig, tmp_path):
                 print(refused.reason)
     """)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["clock"]
+    assert done.stdout.split() == said
     with rig.runtime() as runtime:
-        assert update(runtime, rig).action == "installed"
+        assert update(runtime, rig).action == ("installed" if said else "nothing")
 
 
 def test_a_full_disk(running, rig: Rig, tmp_path):
