@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from report import FOLDER, conditions, write
+from report import FOLDER, conditions, parser, write
 
 _NOT_MEASURED = {"measured": "-", "met": "not measured"}
 
@@ -60,6 +60,7 @@ def _row(what: str, target: str, value: float, met: bool) -> dict[str, Any]:
 
 def main() -> None:
     """Gather and write."""
+    parser(__doc__).parse_args()
     rows = [*timed()]
     for preset, build in sorted(read("builds").items()):
         rows += measured(preset, build["variants"])

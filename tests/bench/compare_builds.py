@@ -6,7 +6,6 @@ Each build runs in a scratch clone of the last commit that shares this repositor
 built before is taken from there. A seed is that of training, pruning and QAT alike.
 """
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from report import FOLDER, conditions, write
+from report import FOLDER, conditions, parser, write
 
 from tasks.results import collect
 from tasks.workspace import Workspace, workspaces
@@ -70,14 +69,12 @@ def rows(builds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Parse, build, write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("name", help="of the result")
-    parser.add_argument("--preset", required=True)
-    parser.add_argument("--set", nargs="+", required=True, help="SECTION.KEY=VALUE, YAML values")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    chosen = parser.parse_args()
+    asked_for = parser(__doc__)
+    asked_for.add_argument("name", help="of the result")
+    asked_for.add_argument("--preset", required=True)
+    asked_for.add_argument("--set", nargs="+", required=True, help="SECTION.KEY=VALUE, YAML values")
+    asked_for.add_argument("--seeds", nargs="+", type=int, default=[0])
+    chosen = asked_for.parse_args()
     changes = {name: yaml.safe_load(value) for name, value in (item.split("=", 1) for item in chosen.set)}
     settings: dict[str, dict[str, Any]] = {"as in the preset": {}, " ".join(chosen.set): changes}
     with tempfile.TemporaryDirectory(prefix="edgeloop-compare-") as folder:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from report import FOLDER, conditions, write
+from report import FOLDER, conditions, parser, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks" / "mnn"))
 from onnx_graphs import graph, node, save
@@ -56,6 +56,7 @@ def error(kernel: tuple[int, int], more: dict[str, Any], size: tuple[int, int, i
 
 def main() -> None:
     """Measure every kind and write the result."""
+    parser(__doc__).parse_args()
     rows = []
     for kernel, more in KINDS:
         errors = [error(kernel, more, size, seed) for size in SIZES for seed in SEEDS]

@@ -1,6 +1,7 @@
 """What skipping frames saves: inferences and CPU time of a stream, by frame rate and by what is in between.
 
-    python tests/bench/degrade.py models/mnn/mbv3s-p30-i8-r48 presets/grocery/models/mnn/mbv3s-p30-i8-r160
+    G=presets/grocery/models/mnn
+    python tests/bench/degrade.py models/mnn/mbv3s-p30-i8-r48 $G/mbv3s-p30-i8-r160 $G/mbv3s-p0-fp32-r160
 
 The stream is made up (a picture that moves over a 640x480 frame, 30 Hz) and played on a clock of its own, so
 that nothing waits: what is counted is the CPU time of this process. One thread infers.
@@ -8,7 +9,6 @@ that nothing waits: what is counted is the CPU time of this process. One thread 
 
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from typing import Any
 import cv2
 import numpy as np
 import numpy.typing as npt
-from report import FOLDER, conditions, write
+from report import FOLDER, conditions, parser, write
 
 from fleet.device.degrade.frames import Frames, Taken, Tracker
 from fleet.device.degrade.governor import Decision
@@ -111,9 +111,9 @@ def row(model: str, mode: str, fps: float, runs: list[Played], whole_ms: float) 
 
 def main() -> None:
     """Measure every model named and write the result."""
-    folders = [Path(name) for name in sys.argv[1:]]
-    if not folders:
-        raise SystemExit(__doc__)
+    asked = parser(__doc__)
+    asked.add_argument("folders", nargs="+", type=Path, help="of models: model.mnn with its card.json")
+    folders = asked.parse_args().folders
     cv2.setNumThreads(1)
     frames = stream()
     rows = [row for folder in folders for row in measure(folder, frames)]
@@ -121,7 +121,7 @@ def main() -> None:
         FOLDER / "degrade.json",
         {
             "title": "What skipping frames saves",
-            "command": f"python tests/bench/degrade.py {' '.join(sys.argv[1:])}",
+            "command": f"python tests/bench/degrade.py {' '.join(map(str, folders))}",
             "text": f"{SECONDS} s of a made-up camera at {CAMERA_HZ} Hz, 640x480, played {ROUNDS} times in"
             " each mode, alternating; the median of the process's CPU time, preprocessing included, in ms for"
             " each camera frame; one thread. Saved is against inferring every frame. CPU time stands for"

@@ -4,7 +4,6 @@ python tests/bench/gateway.py                                        # all, some
 python tests/bench/gateway.py --requests 2000 --windows 500000 --kills 5 --out /tmp/gateway.json   # a look
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -302,13 +301,13 @@ def _numbered(number: int, windows: int) -> dict[int, bytes]:
 
 def main() -> None:
     """Measure all, write docs/results/gateway.{json,md}."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--requests", type=int, default=20_000, help="of each ingest run")
-    parser.add_argument("--devices", type=int, default=10_000, help="for the memory")
-    parser.add_argument("--windows", type=int, default=10_000_000, help="for the percentiles")
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--out", type=Path, default=report.FOLDER / "gateway.json")
-    given = parser.parse_args()
+    asked_for = report.parser(__doc__)
+    asked_for.add_argument("--requests", type=int, default=20_000, help="of each ingest run")
+    asked_for.add_argument("--devices", type=int, default=10_000, help="for the memory")
+    asked_for.add_argument("--windows", type=int, default=10_000_000, help="for the percentiles")
+    asked_for.add_argument("--kills", type=int, default=100)
+    asked_for.add_argument("--out", type=Path, default=report.FOLDER / "gateway.json")
+    given = asked_for.parse_args()
     rows: list[Row] = []
     steps: tuple[tuple[Callable[[Path, int], list[Row]], int], ...] = (
         (ingest, given.requests),

@@ -3,7 +3,6 @@
 python tests/bench/monitor.py [--model models/mnn/mbv3s-p30-i8-r48/model.mnn] [--rounds 20]
 """
 
-import argparse
 import gc
 import gzip
 import statistics
@@ -18,7 +17,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from report import FOLDER, conditions, write
+from report import FOLDER, conditions, parser, write
 
 from fleet.device.credentials import DeviceKey
 from fleet.device.engine import Session
@@ -194,10 +193,10 @@ def single(what: str, value: float, n: int, budget: str = "") -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", type=Path, default=Path("models/mnn/mbv3s-p30-i8-r48/model.mnn"))
-    parser.add_argument("--rounds", type=int, default=20)
-    arguments = parser.parse_args()
+    asked_for = parser(__doc__)
+    asked_for.add_argument("--model", type=Path, default=Path("models/mnn/mbv3s-p30-i8-r48/model.mnn"))
+    asked_for.add_argument("--rounds", type=int, default=20)
+    arguments = asked_for.parse_args()
     before = conditions()
     gc.disable()
     rows = []

@@ -6,7 +6,6 @@ A stage's seconds are those inside its frame (reports/measured/seconds), so its 
 a machine that is busy with other work CPU seconds say more than seconds do.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from report import FOLDER, conditions, write
+from report import FOLDER, conditions, parser, write
 
 for folder in (2, 1):  # the second for `clones`; the first so that `fleet` is not tests/fleet
     sys.path.insert(0, str(Path(__file__).resolve().parents[folder]))
@@ -80,12 +79,10 @@ def _timed_build(preset: str, clone: Path) -> tuple[float, float]:
 
 def main() -> None:
     """Measure in a clone that is removed afterwards."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("preset", nargs="?", default="digits")
-    parser.add_argument("--out", type=Path, default=FOLDER / "overhead.json")
-    chosen = parser.parse_args()
+    asked_for = parser(__doc__)
+    asked_for.add_argument("preset", nargs="?", default="digits")
+    asked_for.add_argument("--out", type=Path, default=FOLDER / "overhead.json")
+    chosen = asked_for.parse_args()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         write(chosen.out, measure(chosen.preset, clone_repository(Path(folder) / "edgeloop")))
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import yaml
-from report import FOLDER, conditions, write
+from report import FOLDER, conditions, parser, write
 
 from fleet.device.engine import ENGINE_VERSION, Session
 from fleet.device.preprocess import Preprocess
@@ -125,6 +125,7 @@ def measure(preset: str, folder: Path) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Plant every mismatch in every preset and write the result."""
+    parser(__doc__).parse_args()
     rows: list[dict[str, Any]] = []
     for preset in PRESETS:
         with tempfile.TemporaryDirectory() as folder:

@@ -4,7 +4,6 @@ python tests/bench/ptq.py [FOLDER ...]           # digits and cifar10; docs/resu
 python tests/bench/ptq.py --skip [FOLDER ...]    # cifar10 and grocery; docs/results/skip_list.json
 """
 
-import argparse
 import contextlib
 import os
 import time
@@ -13,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from report import FOLDER, conditions, write
+from report import FOLDER, conditions, parser, write
 
 from fleet.device.engine import ENGINE_VERSION
 from tasks.int8_trial import Start
@@ -33,12 +32,12 @@ One float model a preset (30 % of its channels pruned), made int8 by each method
 measured in the engine on the whole test set. `drop` is against the float model in the engine, with the 95 %
 interval of the paired difference (Newcombe, method 10); `agreement` is the share of test images with the
 float model's prediction; `qat` is the model that the build makes by training, with the preset's own list of
-float layers; all others leave the first and the last layer float. KL, ADMM and EMA are MNN's own tool, the
-others set the scales of our fake-quant model. scene-N: N images of the calibration split and, where it has
-fewer, of the validation split without its labels; digits has 305 of both. noise and train are the bad cases
-that are warned about: random pixels, and images the model was trained on. The tool quantises every tensor,
-ours those the engine's rules reach from the listed convolutions; EMA does not read the list of layers to
-skip."""
+float layers; all others but EMA leave the first and the last layer float. KL, ADMM and EMA are MNN's own
+tool, the others set the scales of our fake-quant model. scene-N: N images of the calibration split and,
+where it has fewer, of the validation split without its labels; digits has 305 of both. noise and train are
+the bad cases that are warned about: random pixels, and images the model was trained on. The tool quantises
+every tensor, ours those the engine's rules reach from the listed convolutions; EMA does not read the list
+of layers to skip."""
 
 SKIP_TEXT = f"""\
 Calibrated without training with the first and the last layer float, then more left float until the observed
@@ -146,11 +145,11 @@ def _said(values: dict[str, Any], prefix: str) -> str:
 
 def main() -> None:
     """Parse, measure, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", nargs="*", type=Path)
-    parser.add_argument("--skip", action="store_true", help="skip lists instead of the comparison")
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    asked = parser.parse_args()
+    asked_for = parser(__doc__)
+    asked_for.add_argument("folders", nargs="*", type=Path)
+    asked_for.add_argument("--skip", action="store_true", help="skip lists instead of the comparison")
+    asked_for.add_argument("--out", type=Path, default=FOLDER)
+    asked = asked_for.parse_args()
     presets = ROOT / "presets"
     defaults = [presets / "cifar10", presets / "grocery"] if asked.skip else [ROOT, presets / "cifar10"]
     folders = [folder.resolve() for folder in asked.folders or defaults]

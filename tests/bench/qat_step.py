@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from report import FOLDER, conditions, write
+from report import FOLDER, conditions, parser, write
 from torch import nn
 
 from tasks.nn.arch import Architecture
@@ -84,15 +84,15 @@ def bench(name: str, arguments: argparse.Namespace) -> dict[str, float | str]:
 
 def main() -> None:
     """Parse, measure, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    asked_for = parser(__doc__)
     defaults = ["mobilenet_v3_small", "mobilenet_v2", "resnet18"]
-    parser.add_argument("architectures", nargs="*", default=defaults)
-    parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=FOLDER / "qat_step.json")
-    chosen = parser.parse_args()
+    asked_for.add_argument("architectures", nargs="*", default=defaults)
+    asked_for.add_argument("--size", type=int, default=64)
+    asked_for.add_argument("--batch", type=int, default=64)
+    asked_for.add_argument("--steps", type=int, default=6)
+    asked_for.add_argument("--threads", type=int, default=1)
+    asked_for.add_argument("--out", type=Path, default=FOLDER / "qat_step.json")
+    chosen = asked_for.parse_args()
     torch.set_num_threads(chosen.threads)
     rows = [bench(architecture, chosen) for architecture in chosen.architectures]
     write(

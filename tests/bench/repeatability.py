@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from report import FOLDER, conditions, write
+from report import FOLDER, conditions, parser, write
 
 from fleet.device.engine import ENGINE_VERSION, Session
 from fleet.lab.local import LocalDevice
@@ -76,7 +76,11 @@ def _spin() -> None:
 def naive_ms(model: Path) -> list[float]:
     """Open the model and run it ten times at once: in a fresh process."""
     done = subprocess.run(
-        [sys.executable, __file__, str(model)], check=True, capture_output=True, text=True, timeout=600
+        [sys.executable, __file__, "--child", str(model)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     return [float(text) for text in done.stdout.split()]
 
@@ -179,7 +183,7 @@ def _flags(careful: Careful) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        naive_child(Path(sys.argv[1]))
-    else:
-        main()
+    asked = parser(__doc__)
+    asked.add_argument("--child", type=Path, help="run a model a few times; the benchmark does so")
+    model = asked.parse_args().child
+    main() if model is None else naive_child(model)

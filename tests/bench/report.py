@@ -3,6 +3,7 @@
 python tests/bench/report.py    # write every page again from its JSON
 """
 
+import argparse
 import json
 import os
 import platform
@@ -12,6 +13,11 @@ from typing import Any
 import torch
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Of a benchmark: `--help` is what its module says."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def conditions(**more: Any) -> dict[str, Any]:

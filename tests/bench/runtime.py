@@ -5,7 +5,6 @@
 A real repository is served on loopback; the releases run the workspace's models.
 """
 
-import argparse
 import json
 import re
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 
 import cv2
 import numpy as np
-from report import FOLDER, conditions, write
+from report import FOLDER, conditions, parser, write
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/fleet/device/runtime")]
@@ -179,7 +178,7 @@ def _base_environment(folder: Path, url: str, root: bytes) -> list[dict[str, Any
     (folder / "root.json").write_bytes(root)
     cv2.imwrite(str(folder / "picture.png"), _images(4)[3])
     done = subprocess.run(
-        [python, "-c", code.replace("http://127.0.0.1:8080/repository/", url)],
+        [python, "-c", code.replace("http://127.0.0.1:8480/repository/", url)],
         cwd=folder,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         check=True,
@@ -227,10 +226,10 @@ def measure(workspace: Path, cycles: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, and write docs/results/runtime.{json,md}."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workspace", type=Path, nargs="?", default=ROOT)
-    parser.add_argument("--cycles", type=int, default=CYCLES)
-    arguments = parser.parse_args()
+    asked_for = parser(__doc__)
+    asked_for.add_argument("workspace", type=Path, nargs="?", default=ROOT)
+    asked_for.add_argument("--cycles", type=int, default=CYCLES)
+    arguments = asked_for.parse_args()
     write(FOLDER / "runtime.json", measure(arguments.workspace, arguments.cycles))
 
 

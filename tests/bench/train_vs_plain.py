@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from report import FOLDER, conditions, write
+from report import FOLDER, conditions, parser, write
 from torch import nn
 from torch.utils import data
 from torchvision.transforms import v2
@@ -209,19 +209,17 @@ def _spread(values: list[float]) -> str:
 
 def main() -> None:
     """Parse, measure, write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--prepared", type=Path, default=Path("data/prepared"))
-    parser.add_argument("--architecture", default="mobilenet_v3_small")
-    parser.add_argument("--size-px", type=int, default=64)
-    parser.add_argument("--train-images", type=int, default=2000)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=FOLDER / "train_vs_plain.json")
-    arguments = parser.parse_args()
+    asked_for = parser(__doc__)
+    asked_for.add_argument("--prepared", type=Path, default=Path("data/prepared"))
+    asked_for.add_argument("--architecture", default="mobilenet_v3_small")
+    asked_for.add_argument("--size-px", type=int, default=64)
+    asked_for.add_argument("--train-images", type=int, default=2000)
+    asked_for.add_argument("--batch-size", type=int, default=32)
+    asked_for.add_argument("--epochs", type=int, default=3)
+    asked_for.add_argument("--rounds", type=int, default=3)
+    asked_for.add_argument("--workers", type=int, default=2)
+    asked_for.add_argument("--out", type=Path, default=FOLDER / "train_vs_plain.json")
+    arguments = asked_for.parse_args()
     write(arguments.out, measure(arguments))
 
 

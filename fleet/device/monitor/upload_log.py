@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 MOST_BYTES = 128 * 1024
-"""Of each of the two files: about 700 requests."""
+"""Of each of the two files: some 350 requests with long answers, more with short ones."""
 Outcome = Literal["ok", "network", "4xx", "5xx", "serialisation"]
 """network: no answer, or one that is not the gateway's to give (a redirect); serialisation: an answer that is
 no receipt."""

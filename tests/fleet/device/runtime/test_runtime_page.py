@@ -21,8 +21,8 @@ def test_the_app_of_the_page_runs(rig: Rig):
     cv2.imwrite(str(rig.folder / "picture.png"), IMAGES[0])
     (rig.folder / "root.json").write_bytes(rig.repository.root)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert "http://127.0.0.1:8080/repository/" in code
-    code = code.replace("http://127.0.0.1:8080/repository/", rig.server.url)
+    assert "http://127.0.0.1:8480/repository/" in code
+    code = code.replace("http://127.0.0.1:8480/repository/", rig.server.url)
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"],
         cwd=rig.folder,
